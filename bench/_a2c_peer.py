@@ -24,7 +24,7 @@ from torch import Tensor
 
 from echelon.config import Config
 from echelon.envs.world import World
-from echelon.models import ActorCritic, ActorCriticOutput
+from echelon.models.actor_critic import ActorCritic, ActorCriticOutput
 
 Observation = dict[str, NDArray[np.float32]]
 

@@ -38,8 +38,8 @@ from echelon.envs.act import ActionRule, weights_of_actions
 from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.market import Rows
-from echelon.models import Encoder, ExpertActor, ExpertCritic, ExpertObs
-from echelon.models.expert import InputScale
+from echelon.models.encoders import Encoder
+from echelon.models.expert import ExpertActor, ExpertCritic, ExpertObs, InputScale
 from echelon.types import Floats32
 
 See = Callable[[Rows], Floats32]

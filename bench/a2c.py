@@ -41,7 +41,7 @@ from echelon.envs.act import ActionRule
 from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.market import PriceHistory, market_rows, resolve_rules
-from echelon.models import ActorCritic, MarketTensors
+from echelon.models.actor_critic import ActorCritic, MarketTensors
 
 FAST = Path(__file__).parents[1] / "configs" / "qtmrl-fast.yaml"
 BARS, ASSETS, FEATURES, SEED = 2770, 16, 30, 7

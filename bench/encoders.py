@@ -20,7 +20,7 @@ from collections.abc import Callable
 import torch
 
 from echelon.config import Config
-from echelon.models import Encoder, build_encoder
+from echelon.models.encoders import Encoder, build_encoder
 
 BARS, ASSETS, FEATURES, WINDOW, WIDTH, LAYERS = 200, 16, 30, 20, 64, 2
 KINDS = ("TimeCNN", "Transformer", "TimesNet")

@@ -54,7 +54,7 @@ from echelon.agents.learner import TrainingSetup
 from echelon.agents.tables import EmbeddingTable
 from echelon.config import Config, load_config
 from echelon.envs.world import World
-from echelon.models import Encoder
+from echelon.models.encoders import Encoder
 from echelon.population.learner import HierarchyLearner
 from echelon.population.member import Member
 

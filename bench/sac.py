@@ -70,7 +70,8 @@ from echelon.config import Config, load_config
 from echelon.envs.act import ActionRule, weights_of_actions
 from echelon.envs.books import Books
 from echelon.envs.world import World
-from echelon.models import Encoder, ExpertCritic, build_encoder
+from echelon.models.encoders import Encoder, build_encoder
+from echelon.models.expert import ExpertCritic
 
 SAC_YAML = Path(__file__).parents[1] / "configs" / "sac.yaml"
 BARS = 8_300

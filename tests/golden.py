@@ -28,7 +28,7 @@ from echelon.backtest.run import Backtest, run_backtest
 from echelon.config import Config, load_config
 from echelon.envs import world_of
 from echelon.features import Prepared
-from echelon.models import ActorCritic
+from echelon.models.actor_critic import ActorCritic
 
 HERE = Path(__file__).parent / "golden"
 ASSETS = "assets=[AAPL, CVX, DAL, LVS, JNJ, GOOGL]"

@@ -12,7 +12,7 @@ from worlds import make_config
 
 from echelon.agents.learner import TrainingSetup
 from echelon.envs import World
-from echelon.models import build_encoder
+from echelon.models.encoders import build_encoder
 from echelon.population.learner import HierarchyLearner
 from echelon.runs.metrics import is_timing
 

@@ -24,7 +24,7 @@ from echelon.config import Config
 from echelon.envs import Action, ActionRule, Books, World
 from echelon.envs.act import Holdings
 from echelon.errors import DataError, TrainingError
-from echelon.models import MarketTensors
+from echelon.models.actor_critic import MarketTensors
 
 SMALL = (
     *("window=4", "model.d_model=8", "model.n_layers=1", "model.hidden=8"),

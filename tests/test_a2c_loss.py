@@ -20,7 +20,7 @@ from worlds import make_config
 from echelon.agents import a2c as module
 from echelon.agents.a2c import Losses, Rollout, a2c_losses, losses_by_piece
 from echelon.config.agents import TrainConfig
-from echelon.models import ActorCritic, MarketTensors
+from echelon.models.actor_critic import ActorCritic, MarketTensors
 
 
 @pytest.fixture(scope="module", autouse=True)

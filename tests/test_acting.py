@@ -15,13 +15,9 @@ from worlds import make_config
 from bench import a2c as bench
 from bench._a2c_peer import WindowEnv
 from echelon.config import Config
-from echelon.models import (
-    Acting,
-    ActorCritic,
-    MarketTensors,
-    build_encoder,
-    encoders,
-)
+from echelon.models import encoders
+from echelon.models.actor_critic import Acting, ActorCritic, MarketTensors
+from echelon.models.encoders import build_encoder
 
 L, G, E, N, F, W = 4, 2, 3, 5, 2, 4
 SMALL = (f"window={W}", "model.d_model=8", "model.n_layers=1", "model.hidden=8")

@@ -20,7 +20,7 @@ from echelon.envs.act import ActionRule
 from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.errors import ConfigError, DataError, TrainingError
-from echelon.models import build_encoder
+from echelon.models.encoders import build_encoder
 from echelon.training.run import load_policy
 
 SMALL = (

@@ -35,7 +35,7 @@ from echelon.envs import Action, World, books
 from echelon.envs.act import ActionKind, Holdings
 from echelon.errors import StoreError
 from echelon.market import MarketRows, Orders, Reason, Rows
-from echelon.models import ActorCritic
+from echelon.models.actor_critic import ActorCritic
 from echelon.ops import measures as m
 
 HOLD, BUY, SELL = (int(a) for a in Action)

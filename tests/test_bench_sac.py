@@ -13,7 +13,7 @@ from echelon.agents.expert import ExpertLearner, SACLearner
 from echelon.agents.replay import Replay
 from echelon.config import Config, load_config
 from echelon.envs.world import World
-from echelon.models import Encoder
+from echelon.models.encoders import Encoder
 
 SMALL = (
     *("model.encoder=TimeCNN", "model.d_model=8", "expert.hidden=8", "expert.batch_size=16"),

@@ -20,7 +20,8 @@ from echelon.config import Config
 from echelon.envs import World
 from echelon.envs.act import Holdings, weights_of_actions
 from echelon.errors import ConfigError, DataError, TrainingError
-from echelon.models import ExpertActor, ExpertObs, build_encoder
+from echelon.models.encoders import build_encoder
+from echelon.models.expert import ExpertActor, ExpertObs
 from echelon.rng import stream
 from echelon.training.run import Worlds, load_policy, ready
 

@@ -15,7 +15,7 @@ from echelon.config import load_config
 from echelon.config.agents import StateConfig
 from echelon.envs.act import Action, Holdings, free, weights_of_actions
 from echelon.errors import ConfigError
-from echelon.models import ExpertActor, ExpertCritic, ExpertObs
+from echelon.models.expert import ExpertActor, ExpertCritic, ExpertObs
 
 D, H = 6, 8
 

@@ -15,8 +15,7 @@ from worlds import make_config
 
 from echelon.config.agents import LoraConfig
 from echelon.errors import ConfigError, StoreError
-from echelon.models import build_encoder
-from echelon.models.encoders import Encoder
+from echelon.models.encoders import Encoder, build_encoder
 from echelon.models.lora import (
     adapt,
     adapter_parameters,

@@ -13,18 +13,15 @@ from torch import Tensor
 from echelon.config import Config
 from echelon.envs.act import Action
 from echelon.errors import ConfigError
-from echelon.models import (
+from echelon.models import encoders
+from echelon.models.actor_critic import (
     N_ACTIONS,
     ActorCritic,
     ActorCriticOutput,
-    Encoder,
+    JoinedLinear,
     MarketTensors,
-    TimeCNN,
-    TransformerEncoder,
-    build_encoder,
-    encoders,
 )
-from echelon.models.actor_critic import JoinedLinear
+from echelon.models.encoders import Encoder, TimeCNN, TransformerEncoder, build_encoder
 
 G, S, N, F, W, D, E, P = 2, 17, 5, 6, 9, 16, 3, 2
 BARS = S - W + 1

@@ -357,7 +357,7 @@ def test_a_pass_may_be_part_of_the_train_rows_another_each_time() -> None:
 
 
 def build(config: Config, world: World) -> Any:
-    from echelon.models import build_encoder
+    from echelon.models.encoders import build_encoder
 
     return build_encoder(config, world.x.shape[2])
 

@@ -15,8 +15,7 @@ from echelon.agents.tables import EmbeddingTable, encode_rows, standing_rows
 from echelon.config.agents import LoraConfig
 from echelon.envs.world import World
 from echelon.errors import DataError, StoreError
-from echelon.models import build_encoder
-from echelon.models.encoders import Encoder
+from echelon.models.encoders import Encoder, build_encoder
 from echelon.models.lora import adapt, adapter_parameters
 from echelon.proving.worlds import join_worlds
 

@@ -16,7 +16,9 @@ from worlds import make_config, make_world
 from echelon.agents.a2c import A2C
 from echelon.config import Config
 from echelon.errors import ConfigError, DataError
-from echelon.models import TimesNet, build_encoder, choose_periods, timesnet
+from echelon.models import timesnet
+from echelon.models.encoders import build_encoder
+from echelon.models.timesnet import TimesNet, choose_periods
 
 S, N, F, W, D = 26, 3, 5, 12, 16
 PERIODS = (12, 5, 4)

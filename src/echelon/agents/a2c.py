@@ -32,7 +32,7 @@ from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.errors import DataError
 from echelon.market import Rows
-from echelon.models import Acting, ActorCritic, ActorCriticOutput, MarketTensors
+from echelon.models.actor_critic import Acting, ActorCritic, ActorCriticOutput, MarketTensors
 from echelon.ops.returns import explained_variance, lambda_returns, standardize
 from echelon.rng import global_draws, stream, torch_generator
 from echelon.runs.checkpoint import (

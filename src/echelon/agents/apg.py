@@ -42,7 +42,8 @@ from echelon.market.differentiable import (
     diff_weights_of_scores,
     differentiable_step,
 )
-from echelon.models import Encoder, ExpertObs
+from echelon.models.encoders import Encoder
+from echelon.models.expert import ExpertObs
 from echelon.rng import stream
 from echelon.runs.checkpoint import (
     below_prefix,

@@ -42,7 +42,8 @@ from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.errors import DataError
 from echelon.market import Rows
-from echelon.models import Encoder, ExpertActor, build_encoder
+from echelon.models.encoders import Encoder, build_encoder
+from echelon.models.expert import ExpertActor
 from echelon.models.lora import adapter_size
 from echelon.rng import stream, torch_generator
 from echelon.runs.checkpoint import below_prefix, pack_generator, unpack_generator, with_prefix

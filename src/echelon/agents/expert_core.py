@@ -29,7 +29,8 @@ from echelon.config import Config
 from echelon.envs.act import ActionKind, Holdings, free, weights_of_actions
 from echelon.envs.world import World
 from echelon.market import Rows
-from echelon.models import Encoder, ExpertActor, ExpertCritic, ExpertObs
+from echelon.models.encoders import Encoder
+from echelon.models.expert import ExpertActor, ExpertCritic, ExpertObs
 from echelon.models.lora import (
     adapt,
     adapter_parameters,

@@ -19,7 +19,7 @@ from echelon.config import Config
 from echelon.config.algorithms import ALGORITHMS
 from echelon.envs.world import World
 from echelon.errors import TrainingError
-from echelon.models import Encoder
+from echelon.models.encoders import Encoder
 from echelon.models.lora import AdapterSize
 from echelon.types import Metrics
 

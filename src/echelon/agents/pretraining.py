@@ -63,7 +63,7 @@ from echelon.files import (
     recover_directory,
     standing_directory,
 )
-from echelon.models import Encoder, build_encoder
+from echelon.models.encoders import Encoder, build_encoder
 from echelon.ops.blocks import mean_interval
 from echelon.rng import global_draws, stream
 from echelon.runs.tensor_files import TensorFiles

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from echelon.config import Config
 from echelon.envs.act import Holdings, weights_of_actions
 from echelon.errors import StoreError, TrainingError
-from echelon.models import ExpertObs
+from echelon.models.expert import ExpertObs
 from echelon.ops.information import (
     RunningStd,
     SkillCritic,

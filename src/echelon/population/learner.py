@@ -37,7 +37,7 @@ from echelon.agents.replay import RingMark
 from echelon.config import Config
 from echelon.envs.world import World
 from echelon.errors import StoreError
-from echelon.models import build_encoder
+from echelon.models.encoders import build_encoder
 from echelon.ops.information import quality_gate
 from echelon.ops.measures import sharpe_annual
 from echelon.population import measurement

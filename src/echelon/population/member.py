@@ -35,7 +35,7 @@ from echelon.config import Config
 from echelon.envs.act import Holdings, weights_of_actions
 from echelon.envs.world import World
 from echelon.errors import TrainingError
-from echelon.models import Encoder
+from echelon.models.encoders import Encoder
 from echelon.ops.traces import by_source
 from echelon.population.expert_reward import ExpertReward
 from echelon.population.measurement import own_returns, window_sharpes

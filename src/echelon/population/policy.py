@@ -41,7 +41,8 @@ from echelon.envs.act import ActionKind, Holdings, free
 from echelon.envs.world import World
 from echelon.errors import DataError, UsageError
 from echelon.market import Rows
-from echelon.models import Encoder, ExpertActor, build_encoder
+from echelon.models.encoders import Encoder, build_encoder
+from echelon.models.expert import ExpertActor
 from echelon.population import router_task
 from echelon.population.expert_books import (
     ExpertBooks,
