@@ -29,9 +29,9 @@ import numpy as np
 import torch
 
 from bench import _peers
+from echelon.agents.execution.learner import ExecutionTask
 from echelon.agents.execution.network import NetworkSettings
 from echelon.agents.execution.ppo import PPO
-from echelon.agents.execution.rollout import ExecutionTask
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.execution import (
     Days,

@@ -8,7 +8,7 @@ import torch
 from test_execution_ppo import RULES, network, task
 
 from echelon.agents.execution.dqn import DQN, OrderReplay, double_q_target
-from echelon.agents.execution.rollout import OrderRollout
+from echelon.agents.execution.learner import OrderRollout
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import ConfigError, StoreError
 from echelon.execution import parent_orders

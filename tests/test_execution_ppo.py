@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from echelon.agents.execution.learner import taken_mean
+from echelon.agents.execution.learner import ExecutionTask, by_day, roll_out, taken_mean
 from echelon.agents.execution.network import (
     PRIVATE,
     FractionHead,
@@ -33,7 +33,6 @@ from echelon.agents.execution.ppo import (
     order_returns,
     standardize_where,
 )
-from echelon.agents.execution.rollout import ExecutionTask, by_day, roll_out
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import DataError, StoreError, TrainingError
 from echelon.execution import (

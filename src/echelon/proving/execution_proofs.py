@@ -33,10 +33,9 @@ import torch
 from scipy import stats
 
 from echelon.agents.execution.dqn import DQN
-from echelon.agents.execution.learner import ExecutionLearner
+from echelon.agents.execution.learner import ExecutionLearner, ExecutionTask
 from echelon.agents.execution.network import QLIB_FRACTIONS, NetworkSettings
 from echelon.agents.execution.ppo import PPO, make_teacher
-from echelon.agents.execution.rollout import ExecutionTask
 from echelon.config import Config
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import Stopped

@@ -18,7 +18,7 @@ import torch
 from typing_extensions import TypedDict
 
 from echelon.agents.execution.dqn import DQN
-from echelon.agents.execution.learner import ExecutionLearner
+from echelon.agents.execution.learner import ExecutionLearner, ExecutionTask
 from echelon.agents.execution.network import NetworkSettings
 from echelon.agents.execution.policy import (
     LearnedPolicy,
@@ -27,7 +27,6 @@ from echelon.agents.execution.policy import (
     save_execution_policy,
 )
 from echelon.agents.execution.ppo import PPO, make_teacher
-from echelon.agents.execution.rollout import ExecutionTask
 from echelon.config import Config, load_run_config
 from echelon.errors import StoreError, UsageError
 from echelon.execution.features import Extensions, load_extensions

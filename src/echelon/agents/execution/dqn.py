@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from echelon.agents.execution.learner import ExecutionLearner, mean_metrics, taken_mean
-from echelon.agents.execution.network import (
-    ExecutionNet,
-    NetworkSettings,
-    PolicyOutput,
-    look_up,
-    side_of,
+from echelon.agents.execution.learner import (
+    ExecutionLearner,
+    ExecutionTask,
+    OrderRollout,
+    mean_metrics,
+    roll_out,
+    taken_mean,
 )
-from echelon.agents.execution.rollout import ExecutionTask, OrderRollout, roll_out
+from echelon.agents.execution.network import ExecutionNet, NetworkSettings, PolicyOutput
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import ConfigError
 from echelon.execution.orders import ParentOrders
@@ -129,15 +129,11 @@ class DQN(ExecutionLearner):
         self._set_learning_rate()
         size = min(config.orders, BATCH, len(self.replay))
         which = torch.from_numpy(self._order_rng.integers(len(self.replay), size=size))
-        orders, side = self.replay.orders(which), side_of(self.replay.orders(which))
-        per_step = self.task.rules.ticks_per_step
-        public = look_up(self.net, self.task.public, orders, per_step)
-        length = public.shape[1]  # what is kept may be longer, as other orders were
-        private = parts["private"][which, :length]
-        q = self.net.sequence(public, private, side).params
+        orders, private = self.replay.orders(which), parts["private"][which]
+        q = self._foretell(self.net, orders, private).params
+        length = q.shape[1]  # what is kept may be longer, as other orders were
         with torch.no_grad():
-            known = look_up(self.target, self.task.public, orders, per_step)
-            q_target = self.target.sequence(known, private, side).params
+            q_target = self._foretell(self.target, orders, private).params
             reward = parts["reward"][which, :length] / self.scale.scale
             discount = torch.where(parts["ended"][which, :length], 0.0, config.gamma)
             aim = double_q_target(reward, discount, _next(q), _next(q_target))

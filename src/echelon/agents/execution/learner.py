@@ -1,26 +1,40 @@
-"""What PPO and DQN share: network, optimizer, randomness, the scale of rewards, and their state.
+"""What PPO and DQN share: the task, how orders are worked to be learned from, network and state.
 
-Axes: `E` orders, `S` steps.
+Axes: `E` orders, `S` steps, `P` private inputs, `A` numbers that say a policy.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from echelon.agents.execution.network import ExecutionNet, NetworkSettings, build_net
+from echelon.agents.execution.network import (
+    ExecutionNet,
+    HiddenState,
+    NetworkSettings,
+    PolicyOutput,
+    build_net,
+    check_public,
+    look_up,
+    private_inputs,
+    side_of,
+)
 from echelon.agents.execution.policy import LearnedPolicy, load_weights
-from echelon.agents.execution.rollout import ExecutionTask
 from echelon.agents.learner import RoundLearner, refuse_divergence
 from echelon.config.execution import ExecutionLearnerConfig
-from echelon.errors import StoreError
+from echelon.errors import DataError, StoreError
+from echelon.execution.days import Days
 from echelon.execution.features import PublicArrays
+from echelon.execution.history import History
 from echelon.execution.orders import ParentOrders
+from echelon.execution.rewards import Reward, reward_of
+from echelon.execution.simulator import ExecutionRules, Simulator
 from echelon.rng import stream
 from echelon.runs.checkpoint import (
     below_prefix,
@@ -30,7 +44,103 @@ from echelon.runs.checkpoint import (
     unpack_generator,
     with_prefix,
 )
-from echelon.types import Metrics
+from echelon.types import Ints, Metrics
+
+
+@dataclass(frozen=True)
+class ExecutionTask:
+    """Orders to learn from, and what they are paid."""
+
+    days: Days
+    public: PublicArrays
+    orders: ParentOrders
+    rules: ExecutionRules
+    reward: Reward
+
+    def __post_init__(self) -> None:
+        check_public(self.public, self.days)
+        if not len(self.orders):
+            raise DataError("there are no orders to learn from. Draw some, or give a file of them.")
+
+    @property
+    def n_features(self) -> int:
+        """F."""
+        return int(self.public.today.shape[2])
+
+
+class OrderRollout(NamedTuple):
+    """Whole orders; steps first where time runs, orders first where sequences are encoded.
+
+    private[E,S,P]; params[S,E,A], value[S,E]: of the net that acted
+    actions, reward[S,E]; taken[S,E]: 1.0 or 0.0; ended[S,E]: whether the order was done after it
+    """
+
+    orders: ParentOrders
+    private: Tensor
+    params: Tensor
+    value: Tensor
+    actions: Tensor
+    reward: Tensor
+    taken: Tensor
+    ended: Tensor
+
+    @property
+    def env_steps(self) -> int:
+        """Steps that orders have taken."""
+        return int(self.taken.sum())
+
+    def some(self, which: Ints) -> OrderRollout:
+        """Of some orders."""
+        e = torch.from_numpy(which)
+        rest = (part[:, e] for part in self[2:])
+        return OrderRollout(self.orders.take(which), self.private[e], *rest)
+
+
+@torch.no_grad()
+def roll_out(
+    net: ExecutionNet,
+    task: ExecutionTask,
+    orders: ParentOrders,
+    choose: Callable[[PolicyOutput], Tensor],
+) -> OrderRollout:
+    """Work `orders` to their end; choose: from what the net says to actions[E]."""
+    public = look_up(net, task.public, orders, task.rules.ticks_per_step)
+    side = side_of(orders)
+    simulator = Simulator(task.days, orders, task.rules, record=False)
+    state: HiddenState = None
+    private, outputs, actions, reward, taken, ended = [], [], [], [], [], []
+    for k in range(public.shape[1]):
+        live = ~simulator.progress.done
+        private.append(torch.from_numpy(private_inputs(simulator)))
+        output, state = net.step(public[:, k], private[k], side, state)
+        outputs.append(output)
+        actions.append(choose(output))
+        number = simulator.step(net.head.shares(actions[k], simulator))
+        # Without a copy: it is read and dropped before the next step.
+        history = History.from_simulator(simulator, copy=False)
+        reward.append(torch.from_numpy(reward_of(task.reward, history, number, live)))
+        taken.append(torch.from_numpy(live))
+        ended.append(torch.from_numpy(simulator.progress.done.copy()))
+    return OrderRollout(
+        orders,
+        torch.stack(private, dim=1),
+        torch.stack([output.params for output in outputs]),
+        torch.stack([output.value for output in outputs]),
+        torch.stack(actions),
+        torch.stack(reward).float(),
+        torch.stack(taken).float(),
+        torch.stack(ended),
+    )
+
+
+def by_day(orders: ParentOrders, parts: int, rng: np.random.Generator) -> list[Ints]:
+    """Numbers of the orders in `parts` groups of one size; a day is encoded for one group only."""
+    days, which = np.unique(orders.day, return_inverse=True)
+    place = rng.permutation(len(days))[which]
+    # Within a day, too, so that groups that cut a day in two do so differently each time.
+    mixed = rng.permutation(len(orders))
+    sorted_by_day = mixed[np.argsort(place[mixed], kind="stable")]
+    return [part for part in np.array_split(sorted_by_day, parts) if len(part)]
 
 
 class ReturnScale:
@@ -130,6 +240,14 @@ class ExecutionLearner(RoundLearner):
         n = len(self.task.orders)
         which = self._order_rng.permutation(n)[: min(n, max(1, count // copies))]
         return self.task.orders.take(np.repeat(which, copies))
+
+    def _foretell(self, net: ExecutionNet, orders: ParentOrders, private: Tensor) -> PolicyOutput:
+        """params[E,S,A], value[E,S] at each step of orders, S those of the longest of them.
+
+        private[E,≥S,P]: of orders among which longer ones may have been
+        """
+        public = look_up(net, self.task.public, orders, self.task.rules.ticks_per_step)
+        return net.sequence(public, private[:, : public.shape[1]], side_of(orders))
 
     def _descend(self, loss: Tensor, grad_clip: float) -> float:
         """One step of Adam; the norm of the gradient. Refuses what is not a number."""

@@ -35,6 +35,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from echelon.config.execution import ExecutionConfig
+from echelon.errors import DataError
+from echelon.execution.days import Days
 from echelon.execution.features import PublicArrays
 from echelon.execution.orders import ParentOrders
 from echelon.execution.simulator import Simulator, next_step, steps_of
@@ -381,6 +383,20 @@ def look_up(
         mine = torch.from_numpy((which >= first) & (which < first + len(chunk)))
         out[mine] = table(chunk)[(at[mine] - first)[:, None], ticks[mine]]
     return out
+
+
+def check_public(public: PublicArrays, days: Days) -> None:
+    """Refuse features that are not of these days."""
+    for name in ("today", "yesterday"):
+        array = getattr(public, name)
+        what = f"public features {name!r} are"
+        if array.ndim != 3 or array.shape[:2] != days.shape:
+            raise DataError(
+                f"{what} {array.shape}, expected [D,T,F] with (D, T) = {days.shape}. Make them "
+                "from these days."
+            )
+        if not np.isfinite(array).all():
+            raise DataError(f"{what} not all numbers. Fill or mask what is missing.")
 
 
 def build_net(settings: NetworkSettings, n_features: int, seed: int) -> ExecutionNet:

@@ -22,11 +22,11 @@ from echelon.agents.execution.network import (
     ExecutionNet,
     HiddenState,
     NetworkSettings,
+    check_public,
     look_up,
     private_inputs,
     side_of,
 )
-from echelon.agents.execution.rollout import check_public
 from echelon.errors import DataError, StoreError, shorten
 from echelon.execution.days import Days
 from echelon.execution.features import Extensions, PublicArrays, Quotes, public_features

@@ -38,17 +38,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from echelon.agents.execution.learner import ExecutionLearner, mean_metrics, taken_mean
+from echelon.agents.execution.learner import (
+    ExecutionLearner,
+    ExecutionTask,
+    OrderRollout,
+    by_day,
+    mean_metrics,
+    roll_out,
+    taken_mean,
+)
 from echelon.agents.execution.network import (
     ExecutionNet,
     FractionHead,
     NetworkSettings,
     PolicyOutput,
     RateHead,
-    look_up,
-    side_of,
 )
-from echelon.agents.execution.rollout import ExecutionTask, OrderRollout, by_day, roll_out
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import ConfigError
 from echelon.ops.returns import explained_variance, lambda_returns
@@ -125,9 +130,7 @@ class PPO(ExecutionLearner):
         taught: Tensor | None = None  # [S,E,A] what the teacher would do in all these states
         if self.teacher is not None:
             with torch.no_grad():
-                per_step = self.task.rules.ticks_per_step
-                public = look_up(self.teacher, self.task.public, rollout.orders, per_step)
-                asked = self.teacher.sequence(public, rollout.private, side_of(rollout.orders))
+                asked = self._foretell(self.teacher, rollout.orders, rollout.private)
                 taught = asked.params.transpose(0, 1)
         updates: list[Metrics] = []
         for _ in range(config.epochs):
@@ -153,11 +156,10 @@ class PPO(ExecutionLearner):
     ) -> Metrics:
         """One minibatch: some orders of the rollout."""
         config, head = self.config, self.net.head
-        public = look_up(self.net, self.task.public, part.orders, self.task.rules.ticks_per_step)
-        # Orders of a minibatch may all be shorter than the rollout's longest.
-        length = public.shape[1]
-        output = self.net.sequence(public, part.private[:, :length], side_of(part.orders))
+        output = self._foretell(self.net, part.orders, part.private)
         params, value = output.params.transpose(0, 1), output.value.transpose(0, 1)
+        # Orders of a minibatch may all be shorter than the rollout's longest.
+        length = len(value)
         taken = part.taken[:length]
         log_prob = head.log_prob(params, part.actions[:length])
         policy = clipped_policy_loss(log_prob, old[:length], advantage[:length], taken, config.clip)
