@@ -162,16 +162,16 @@ def test_measures_agree_with_the_series() -> None:
     returns = np.array([0.0, -0.02, 992 / 980 - 1])
     assert run.returns == pytest.approx(returns)
     found = run.measures
-    assert found.total_return == pytest.approx(-0.008)
-    assert found.sharpe_annual == pytest.approx(m.sharpe_annual(returns, 252))
-    assert found.max_drawdown == pytest.approx(0.02)
+    assert found["total_return"] == pytest.approx(-0.008)
+    assert found["sharpe_annual"] == pytest.approx(m.sharpe_annual(returns, 252))
+    assert found["max_drawdown"] == pytest.approx(0.02)
     # Traded: 320 of 1000, 120 of 1000, 110.4 of 980.
     assert run.traded == pytest.approx([0.32, 0.12, 110.4 / 980])
-    assert found.turnover_annual == pytest.approx((0.32 + 0.12 + 110.4 / 980) / 3 * 252)
-    assert found.exposure == pytest.approx((0.0 + 0.4 + 290 / 980) / 3)
-    assert found.cost_commission == found.cost_total == pytest.approx(137.6)
-    assert found.cost_share == pytest.approx(0.1376)
-    assert found.cost_slippage == found.cost_stamp == 0.0
+    assert found["turnover_annual"] == pytest.approx((0.32 + 0.12 + 110.4 / 980) / 3 * 252)
+    assert found["exposure"] == pytest.approx((0.0 + 0.4 + 290 / 980) / 3)
+    assert found["cost_commission"] == found["cost_total"] == pytest.approx(137.6)
+    assert found["cost_share"] == pytest.approx(0.1376)
+    assert found["cost_slippage"] == found["cost_stamp"] == 0.0
 
 
 def test_equity_table_by_hand() -> None:
@@ -286,8 +286,8 @@ def test_a_ruined_book_stops_there() -> None:
     assert run.value == pytest.approx([1e6, 1e6, 1e6, 1e6, 1e-4])
     assert len(run.times) == len(run.weights) == len(run.cash_share) == 5
     assert len(run.actions) == len(run.fill_times) == len(run.fills.shares) == 4
-    assert run.measures.total_return == pytest.approx(-1.0)
-    assert run.measures.max_drawdown == pytest.approx(1.0)
+    assert run.measures["total_return"] == pytest.approx(-1.0)
+    assert run.measures["max_drawdown"] == pytest.approx(1.0)
     assert tables_of(run).equity.height == 5
 
 
@@ -297,7 +297,7 @@ def test_shortest_span_is_one_step() -> None:
         make_baseline("equal_weight", make_config()), world, range(10, 12), make_config()
     )
     assert len(run.value) == 2
-    assert math.isnan(run.measures.sharpe_annual)
+    assert math.isnan(run.measures["sharpe_annual"])
 
 
 def same(one: Backtest, two: Backtest) -> bool:

@@ -342,7 +342,7 @@ def test_random_draws_what_is_allowed_with_equal_chances() -> None:
 def test_cash_stays_flat() -> None:
     found = run("cash", make_world(), range(5, 50))
     assert set(found.value) == {1_000_000.0}
-    assert found.measures.sharpe_annual == 0.0
+    assert found.measures["sharpe_annual"] == 0.0
 
 
 @pytest.mark.parametrize("fill_open", [True, False])

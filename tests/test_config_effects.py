@@ -44,7 +44,7 @@ from echelon.features import Prepared, prepare
 from echelon.features.engine import FeaturePlan
 from echelon.features.registry import select
 from echelon.market import resolve_rules
-from echelon.ops.measures import measure
+from echelon.ops.measures import Costs, measure
 from echelon.population.evolution import Evolution, RouterEvolution
 from echelon.population.meta_env import MetaEnv
 from echelon.population.policy import HierarchyPolicy
@@ -319,7 +319,14 @@ def _baselines(bench: Bench, *overrides: str) -> object:
 def _summary(bench: Bench, *overrides: str) -> object:
     """The table `echelon evaluate` prints."""
     returns = np.linspace(-0.01, 0.012, 30)
-    one = measure(returns, periods_per_year=252, turnover=np.abs(returns)).as_dict()
+    one = measure(
+        returns,
+        periods_per_year=252,
+        turnover=np.abs(returns),
+        exposure=np.ones(30),
+        costs=Costs(0.0, 0.0, 0.0),
+        initial_value=1.0,
+    )
     facts = {"split": "valid", "first": "a", "last": "b", "ledger": {"fill": "c"}, "reads": 1}
     with out.capture() as printed:
         print_evaluation(

@@ -109,10 +109,10 @@ def test_measures_are_those_of_the_backtests(evaluated: Path) -> None:
     span = world.span("test")
     found = load_evaluation(evaluated, "test")
     agent = run_backtest(opened.policy(2), world, span, opened.config)
-    assert found.seeds[2] == pytest.approx(agent.measures.as_dict(), nan_ok=True)
+    assert found.seeds[2] == pytest.approx(agent.measures, nan_ok=True)
     assert np.array_equal(found.tables(2).equity["value"].to_numpy(), agent.value)
     for name, backtest in run_baselines(world, span, opened.config).items():
-        wanted = backtest.measures.as_dict()
+        wanted = backtest.measures
         wanted = {k: v if math.isfinite(v) else math.nan for k, v in wanted.items()}
         assert found.baselines[name] == pytest.approx(wanted, nan_ok=True), name
         assert found.tables(name).actions.height == len(span) - 1

@@ -444,7 +444,7 @@ def test_fitness_windows_are_equal_pieces_each_from_cash(world: World, tmp_path:
     span = world.span("valid")
     steps = (len(span) - 1) // 2
     first = run_backtest(policy, world, range(span.start, span.start + steps + 1), learner.config)
-    assert sharpes[0] == pytest.approx(first.measures.sharpe_annual)
+    assert sharpes[0] == pytest.approx(first.measures["sharpe_annual"])
     many = override_config(learner.config, ["trainer.evolution.windows=1000"])
     with pytest.raises(DataError, match=r"trainer\.evolution\.windows"):
         window_sharpes(policy, world, many)

@@ -5,7 +5,6 @@ Where the libraries define something else under the same name, a test states the
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from random import Random
@@ -29,6 +28,20 @@ HALVED = np.array([0.1, -0.5, 1.0])
 # Whole basis points: no two returns differ by rounding alone, where any two formulas part ways.
 basis_points = st.integers(-9_999, 20_000)
 series = st.lists(basis_points, min_size=1, max_size=120).map(lambda v: np.array(v) / 1e4)
+
+
+def measured(returns: Floats, periods_per_year: float = YEAR) -> dict[str, float]:
+    """All measures of a book that never traded."""
+    return m.measure(
+        returns,
+        periods_per_year=periods_per_year,
+        turnover=np.zeros(len(returns)),
+        exposure=np.zeros(len(returns)),
+        costs=m.Costs(0.0, 0.0, 0.0),
+        initial_value=1.0,
+    )
+
+
 ON_RETURNS: list[Callable[[Floats], object]] = [
     m.equity,
     m.total_return,
@@ -43,7 +56,7 @@ ON_RETURNS: list[Callable[[Floats], object]] = [
     lambda r: m.sharpe_annual(r, YEAR),
     lambda r: m.sortino_annual(r, YEAR),
     lambda r: m.calmar(r, YEAR),
-    lambda r: m.measure(r, periods_per_year=YEAR),
+    measured,
 ]
 
 
@@ -129,12 +142,6 @@ class TestByHand:
     def test_hit_rate_leaves_out_periods_without_a_move(self) -> None:
         assert m.hit_rate(np.array([0.1, 0.0, -0.1, 0.2, 0.0])) == pytest.approx(2 / 3)
 
-    def test_exposure_is_the_mean_invested_share(self) -> None:
-        assert m.mean_exposure(np.array([0.0, 0.5, 1.0])) == pytest.approx(0.5)
-
-    def test_costs_add_up(self) -> None:
-        assert m.Costs(commission=3.0, stamp=2.0, slippage=5.0).total == 10.0
-
 
 class TestMeasure:
     def test_gives_each_measure_its_function_s_value(self) -> None:
@@ -147,7 +154,7 @@ class TestMeasure:
             costs=m.Costs(3.0, 2.0, 5.0),
             initial_value=1_000.0,
         )
-        assert got.as_dict() == pytest.approx(
+        assert got == pytest.approx(
             {
                 "total_return": m.total_return(r),
                 "annual_return": m.annual_return(r, YEAR),
@@ -170,27 +177,8 @@ class TestMeasure:
             }
         )
 
-    def test_what_was_not_handed_in_is_nan(self) -> None:
-        got = m.measure(HALVED, periods_per_year=YEAR).as_dict()
-        unknown = {name for name, value in got.items() if math.isnan(value)}
-        assert unknown == {
-            *("turnover_annual", "exposure", "cost_total", "cost_share"),
-            *("cost_commission", "cost_stamp", "cost_slippage"),
-        }
-
-    def test_costs_without_an_initial_value_have_no_share(self) -> None:
-        got = m.measure(HALVED, periods_per_year=YEAR, costs=m.Costs(1.0, 0.0, 0.0))
-        assert got.cost_total == 1.0
-        assert math.isnan(got.cost_share)
-
-    @pytest.mark.parametrize("name", ["turnover", "exposure"])
-    def test_a_series_of_another_length_is_refused(self, name: str) -> None:
-        series = {name: np.zeros(2)}
-        with pytest.raises(ValueError, match=rf"{name} must have one value per return, 3.* 2"):
-            m.measure(HALVED, periods_per_year=YEAR, **series)  # type: ignore[arg-type]
-
     def test_every_measure_has_a_label_in_its_order(self) -> None:
-        assert list(m.LABELS) == [field.name for field in dataclasses.fields(m.Measures)]
+        assert list(m.LABELS) == list(measured(HALVED))
 
     def test_no_two_measures_share_a_label(self) -> None:
         assert len({label.text for label in m.LABELS.values()}) == len(m.LABELS)
@@ -220,14 +208,14 @@ class TestOddSeries:
             m.max_drawdown(np.array([0.0, -1.5]))
 
     def test_cash_has_zeros_and_no_hit_rate(self) -> None:
-        got = m.measure(np.zeros(10), periods_per_year=YEAR)
-        assert math.isnan(got.hit_rate)
+        got = measured(np.zeros(10))
+        assert math.isnan(got["hit_rate"])
         shown = {
             *("total_return", "annual_return", "volatility_period", "volatility_annual"),
             *("sharpe_period", "sharpe_annual", "sortino_annual", "calmar", "max_drawdown"),
             "cvar95",
         }
-        assert {name: value for name, value in got.as_dict().items() if name in shown} == (
+        assert {name: value for name, value in got.items() if name in shown} == (
             dict.fromkeys(shown, 0.0)
         )
 
@@ -239,24 +227,24 @@ class TestOddSeries:
         assert m.sharpe_period(r) == pytest.approx(rate / 1e-8)
 
     def test_a_single_return_has_no_volatility_and_no_sharpe(self) -> None:
-        got = m.measure(np.array([-0.1]), periods_per_year=4)
+        got = measured(np.array([-0.1]), 4)
         for name in ("volatility_period", "volatility_annual", "sharpe_period", "sharpe_annual"):
-            assert math.isnan(getattr(got, name)), name
-        assert got.total_return == pytest.approx(-0.1)
-        assert got.annual_return == pytest.approx(0.9**4 - 1)
-        assert got.sortino_annual == pytest.approx(-2.0)
-        assert got.max_drawdown == pytest.approx(0.1)
-        assert got.cvar95 == pytest.approx(0.1)
-        assert got.hit_rate == 0.0
+            assert math.isnan(got[name]), name
+        assert got["total_return"] == pytest.approx(-0.1)
+        assert got["annual_return"] == pytest.approx(0.9**4 - 1)
+        assert got["sortino_annual"] == pytest.approx(-2.0)
+        assert got["max_drawdown"] == pytest.approx(0.1)
+        assert got["cvar95"] == pytest.approx(0.1)
+        assert got["hit_rate"] == 0.0
 
     def test_gains_without_a_loss_have_infinite_sortino_and_calmar(self) -> None:
-        got = m.measure(np.array([0.01, 0.02]), periods_per_year=YEAR)
-        assert got.sortino_annual == got.calmar == math.inf
+        got = measured(np.array([0.01, 0.02]))
+        assert got["sortino_annual"] == got["calmar"] == math.inf
 
     def test_ruin_is_a_loss_of_everything(self) -> None:
-        got = m.measure(np.array([0.1, -1.0, 0.0]), periods_per_year=YEAR)
-        assert got.total_return == got.annual_return == -1.0
-        assert got.max_drawdown == 1.0
+        got = measured(np.array([0.1, -1.0, 0.0]))
+        assert got["total_return"] == got["annual_return"] == -1.0
+        assert got["max_drawdown"] == 1.0
 
     def test_a_minute_of_great_luck_taken_to_a_year_is_infinite(self) -> None:
         assert m.annual_return(np.array([0.1]), 252 * 240) == math.inf
@@ -264,7 +252,7 @@ class TestOddSeries:
     @pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf])
     def test_a_year_without_periods_is_refused(self, rate: float) -> None:
         with pytest.raises(ValueError, match="periods_per_year must be above 0"):
-            m.measure(HALVED, periods_per_year=rate)
+            measured(HALVED, rate)
 
     @pytest.mark.parametrize("level", [0.0, 1.0, 95.0, math.nan])
     def test_a_level_that_leaves_no_tail_is_refused(self, level: float) -> None:
@@ -274,16 +262,6 @@ class TestOddSeries:
     def test_negative_turnover_is_refused(self) -> None:
         with pytest.raises(ValueError, match="traded must not be negative"):
             m.turnover_annual(np.array([0.1, -0.1]), YEAR)
-
-    @pytest.mark.parametrize("bad", [-0.01, math.nan, math.inf])
-    def test_costs_that_are_no_amount_are_refused(self, bad: float) -> None:
-        with pytest.raises(ValueError, match="stamp must be an amount from 0 up"):
-            m.Costs(commission=1.0, stamp=bad, slippage=0.0)
-
-    @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan])
-    def test_an_initial_value_of_nothing_is_refused(self, bad: float) -> None:
-        with pytest.raises(ValueError, match="initial_value must be above 0"):
-            m.measure(HALVED, periods_per_year=YEAR, initial_value=bad)
 
 
 class TestLaws:
@@ -322,8 +300,8 @@ class TestLaws:
     @given(series, st.randoms(use_true_random=False))
     def test_order_matters_to_drawdown_alone(self, r: Floats, random: Random) -> None:
         shuffled = r[np.argsort(np.array([random.random() for _ in r]))]
-        before = m.measure(r, periods_per_year=1).as_dict()
-        after = m.measure(shuffled, periods_per_year=1).as_dict()
+        before = measured(r, 1)
+        after = measured(shuffled, 1)
         for name in ("max_drawdown", "calmar"):
             del before[name], after[name]
         assert after == pytest.approx(before, rel=1e-9, abs=1e-9, nan_ok=True)
@@ -347,7 +325,7 @@ class TestAgainstLibraries:
         r = market_returns(n_periods, seed)
         assert (r < 0).any(), "quantstats has no limits: it needs a loss"
         s = dated(r)
-        got = m.measure(r, periods_per_year=YEAR)
+        got = measured(r)
         theirs = {
             "total_return": qs.comp(s),
             "annual_return": qs.cagr(s, periods=YEAR),
@@ -359,7 +337,7 @@ class TestAgainstLibraries:
             "max_drawdown": -qs.max_drawdown(s),
             "hit_rate": qs.win_rate(s),
         }
-        assert {name: getattr(got, name) for name in theirs} == pytest.approx(theirs, rel=1e-9)
+        assert {name: got[name] for name in theirs} == pytest.approx(theirs, rel=1e-9)
         assert m.drawdown_series(r) == pytest.approx(-qs.to_drawdown_series(s).to_numpy())
 
     def test_skfolio_agrees(self, n_periods: int, seed: int) -> None:
@@ -400,12 +378,6 @@ class TestWhereLibrariesDiffer:
         normal = r.std(ddof=1) * 2.062713 - r.mean()  # φ(Φ⁻¹(0.05)) / 0.05
         assert -qs.conditional_value_at_risk(dated(r)) == pytest.approx(normal, rel=1e-5)
         assert m.cvar(r) > normal, "fat tails lose more than a normal curve says"
-
-    def test_quantstats_exposure_is_the_share_of_days_with_a_return(self) -> None:
-        # A tenth invested every day: exposed all the time to them, by 10 % to us.
-        r = market_returns(100) * 0.1
-        assert qs.exposure(dated(r)) == 1.0
-        assert m.mean_exposure(np.full(100, 0.1)) == pytest.approx(0.1)
 
     def test_skfolio_semi_deviation_is_about_the_mean_unless_told(self) -> None:
         r = market_returns(252)
@@ -461,7 +433,6 @@ class TestRunning:
             running.update(ret)
             fresh.update(ret)
         assert so_far(running) == so_far(fresh)
-        assert running.periods == 3
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.5])
     def test_a_return_that_cannot_be_is_refused_and_changes_nothing(self, bad: float) -> None:
@@ -471,7 +442,6 @@ class TestRunning:
         with pytest.raises(ValueError, match="a return must be a number from -1 up"):
             running.update(bad)
         assert so_far(running) == pytest.approx(before, nan_ok=True)
-        assert running.periods == 1
 
 
 def check_running(returns: Floats, per_year: float, every: int) -> None:

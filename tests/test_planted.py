@@ -255,8 +255,8 @@ def test_filter_and_momentum_earn_at_the_next_open_too() -> None:
     (world,) = planted_worlds([market.draw(4, "open")], config)
     assert world.fill_open
     span = world.span("test")
-    bayes = run_backtest(BayesFilter(market), world, span, config).measures.sharpe_annual
-    momentum = run_backtest(Momentum(10), world, span, config).measures.sharpe_annual
+    bayes = run_backtest(BayesFilter(market), world, span, config).measures["sharpe_annual"]
+    momentum = run_backtest(Momentum(10), world, span, config).measures["sharpe_annual"]
     assert bayes > 2.0
     assert momentum > 2.0
 

@@ -187,7 +187,7 @@ def test_draws_traded_together_give_what_each_gives_alone() -> None:
         alone = run_backtest(BayesFilter(market), world, world.span("test"), config)
         assert np.array_equal(together.returns[:, d], alone.returns)
         assert together.traded[:, d] == pytest.approx(alone.traded, rel=1e-12)
-        assert together.sharpes[d] == pytest.approx(alone.measures.sharpe_annual)
+        assert together.sharpes[d] == pytest.approx(alone.measures["sharpe_annual"])
         assert together.turnover[d] == pytest.approx(alone.traded.mean() * 252)
 
 

@@ -177,7 +177,7 @@ def test_evaluation_has_the_backtests_of_every_seeds_reference_policies(run: Pat
     for seed in SEEDS:
         for name, policy in reference_policies_of(hierarchy(seed)).items():
             backtest = run_backtest(policy, world, world.span("test"), CONFIG)
-            wanted = backtest.measures.as_dict()
+            wanted = backtest.measures
             assert found.reference_policies[seed][name] == pytest.approx(wanted, nan_ok=True), (
                 seed,
                 name,

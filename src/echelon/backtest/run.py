@@ -31,7 +31,7 @@ from echelon.market import (
     Rows,
     cost_split,
 )
-from echelon.ops.measures import Costs, Measures, measure
+from echelon.ops.measures import Costs, measure
 from echelon.types import Floats, Floats32, Times
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Backtest:
         return cost_split(self.fills, self.execution)
 
     @cached_property
-    def measures(self) -> Measures:
+    def measures(self) -> dict[str, float]:
         """All measures of the run."""
         return measure(
             self.returns,

@@ -164,10 +164,8 @@ def evaluate(
             "evaluated": datetime.now(UTC).isoformat(timespec="seconds"),
             "run": run.facts,
             "best_steps": {str(seed): run.best_step(seed) for seed in run.seeds},
-            "seeds": {str(seed): finite_values(b.measures.as_dict()) for seed, b in agents.items()},
-            "baselines": {
-                name: finite_values(b.measures.as_dict()) for name, b in baselines.items()
-            },
+            "seeds": {str(seed): finite_values(b.measures) for seed, b in agents.items()},
+            "baselines": {name: finite_values(b.measures) for name, b in baselines.items()},
         }
         if tracks:
             summary["reference_policies"] = {
@@ -196,7 +194,7 @@ def _backtest_references(
         for name, reference in reference_policies_of(policy).items():
             backtest = run_backtest(reference, world, span, config)
             books[Book(name, seed)] = tables_of(backtest)
-            track = Track(backtest.measures.as_dict(), backtest.returns)
+            track = Track(backtest.measures, backtest.returns)
             tracks.setdefault(seed, {})[name] = track
     return tracks
 

@@ -333,7 +333,7 @@ def reference_differences(
 
 def _interval(agents: Mapping[int, Backtest], measure: str) -> dict[str, Any] | None:
     """Mean, interval and interquartile mean over seeds; None where one of them has no number."""
-    values = [backtest.measures.as_dict()[measure] for backtest in agents.values()]
+    values = [backtest.measures[measure] for backtest in agents.values()]
     if not np.isfinite(values).all():
         return None
     return finite_values(seed_interval(values)._asdict() | {"iqm": interquartile_mean(values)})
@@ -438,6 +438,6 @@ def _cost_sweep(
         line: dict[str, Any] = {"factor": factor}
         for name in ("sharpe_annual", "total_return"):
             line[name] = _interval(mine, name)
-            line[f"{YARDSTICK}_{name}"] = finite_or_none(theirs.measures.as_dict()[name])
+            line[f"{YARDSTICK}_{name}"] = finite_or_none(theirs.measures[name])
         lines.append(line)
     return lines

@@ -335,7 +335,7 @@ def _join(tables: Sequence[pl.DataFrame], lengths: Sequence[int], rate: float) -
         costs=Costs(*costs),
         initial_value=float(tables[0]["value"][0]),
     )
-    return Track(measures.as_dict(), returns)
+    return Track(measures, returns)
 
 
 def statistics(

@@ -13,14 +13,13 @@ Conventions, the same for every measure:
 - A ratio with nothing below the line is its limit, 0 for 0/0 (cash has Sharpe 0), else ±inf: the
   order of two results stays right.
 - NaN in a result means "undefined": volatility and Sharpe of a single return, the hit rate
-  of a series of zeros, turnover, exposure and costs that were not handed in.
+  of a series of zeros.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import heapq
 import math
+from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -141,112 +140,56 @@ def hit_rate(returns: Floats) -> float:
     return gains / moves if moves else math.nan
 
 
-def mean_exposure(invested: Floats) -> float:
-    """Mean of invested[T], the share of the book's value that is not cash."""
-    return float(_series(invested, "invested").mean())
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
+class Costs(NamedTuple):
     """What trading cost over a whole run, in money."""
 
     commission: float
     stamp: float
     slippage: float
 
-    def __post_init__(self) -> None:
-        for name in ("commission", "stamp", "slippage"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be an amount from 0 up, not {getattr(self, name)}")
-
-    @property
-    def total(self) -> float:
-        """All of them together."""
-        return self.commission + self.stamp + self.slippage
-
-
-@dataclass(frozen=True, slots=True)
-class Measures:
-    """All measures of one series of returns; `LABELS` says what each means and how it prints."""
-
-    total_return: float
-    annual_return: float
-    volatility_period: float
-    volatility_annual: float
-    sharpe_period: float
-    sharpe_annual: float
-    sortino_annual: float
-    calmar: float
-    max_drawdown: float
-    cvar95: float
-    turnover_annual: float
-    hit_rate: float
-    exposure: float
-    cost_total: float
-    cost_share: float
-    cost_commission: float
-    cost_stamp: float
-    cost_slippage: float
-
-    def as_dict(self) -> dict[str, float]:
-        """Name to value, in the order of `LABELS`."""
-        return dataclasses.asdict(self)
-
 
 def measure(
     returns: Floats,
     *,
     periods_per_year: float,
-    turnover: Floats | None = None,
-    exposure: Floats | None = None,
-    costs: Costs | None = None,
-    initial_value: float | None = None,
-) -> Measures:
-    """Every measure of returns[T]; NaN for those whose input is None.
+    turnover: Floats,
+    exposure: Floats,
+    costs: Costs,
+    initial_value: float,
+) -> dict[str, float]:
+    """Every measure of returns[T]; `LABELS` says what each means and how it prints.
 
     turnover[T]: two-way traded value as a share of the book, see `turnover_annual`
-    exposure[T]: invested share of the book, see `mean_exposure`
-    initial_value: what the book began with, in the money of `costs`, for their share of it
+    exposure[T]: invested share of the book
+    initial_value: what the book began with, in the money of `costs`
     """
-    for name, given in (("turnover", turnover), ("exposure", exposure)):
-        if given is not None and len(given) != len(returns):
-            raise ValueError(
-                f"{name} must have one value per return, {len(returns)}, but has {len(given)}"
-            )
-    if initial_value is not None and not 0.0 < initial_value < math.inf:
-        raise ValueError(f"initial_value must be above 0, not {initial_value}")
-    traded = unknown = math.nan
-    if turnover is not None:
-        traded = turnover_annual(turnover, periods_per_year)
-    total = unknown if costs is None else costs.total
-    return Measures(
-        total_return=total_return(returns),
-        annual_return=annual_return(returns, periods_per_year),
-        volatility_period=volatility_period(returns),
-        volatility_annual=volatility_annual(returns, periods_per_year),
-        sharpe_period=sharpe_period(returns),
-        sharpe_annual=sharpe_annual(returns, periods_per_year),
-        sortino_annual=sortino_annual(returns, periods_per_year),
-        calmar=calmar(returns, periods_per_year),
-        max_drawdown=max_drawdown(returns),
-        cvar95=cvar(returns),
-        turnover_annual=traded,
-        hit_rate=hit_rate(returns),
-        exposure=unknown if exposure is None else mean_exposure(exposure),
-        cost_total=total,
-        cost_share=unknown if initial_value is None else total / initial_value,
-        cost_commission=unknown if costs is None else costs.commission,
-        cost_stamp=unknown if costs is None else costs.stamp,
-        cost_slippage=unknown if costs is None else costs.slippage,
-    )
+    cost = costs.commission + costs.stamp + costs.slippage
+    return {
+        "total_return": total_return(returns),
+        "annual_return": annual_return(returns, periods_per_year),
+        "volatility_period": volatility_period(returns),
+        "volatility_annual": volatility_annual(returns, periods_per_year),
+        "sharpe_period": sharpe_period(returns),
+        "sharpe_annual": sharpe_annual(returns, periods_per_year),
+        "sortino_annual": sortino_annual(returns, periods_per_year),
+        "calmar": calmar(returns, periods_per_year),
+        "max_drawdown": max_drawdown(returns),
+        "cvar95": cvar(returns),
+        "turnover_annual": turnover_annual(turnover, periods_per_year),
+        "hit_rate": hit_rate(returns),
+        "exposure": float(_series(exposure, "exposure").mean()),
+        "cost_total": cost,
+        "cost_share": cost / initial_value,
+        "cost_commission": costs.commission,
+        "cost_stamp": costs.stamp,
+        "cost_slippage": costs.slippage,
+    }
 
 
 class RunningMeasures:
     """Measures of one book so far, a return at a time: equal to the batch functions at each step.
 
-    A step costs O(log T) time; the returns are kept, as an exact CVaR needs them. The losses lie
-    in two heaps: the ⌊k⌋ worst, whose sum is kept, and the rest, whose worst is at hand. A new
-    return moves at most one loss each way. Mean and variance are Welford's.
+    The returns are kept, sorted, as an exact CVaR needs them. Mean and variance are Welford's.
     """
 
     def __init__(self, periods_per_year: float) -> None:
@@ -255,38 +198,23 @@ class RunningMeasures:
 
     def reset(self) -> None:
         """Forget everything: a new episode."""
-        self.periods = 0
         self.max_drawdown = 0.0
         """The deepest drawdown so far."""
         self._mean, self._squares = 0.0, 0.0
-        self._low, self._high = math.inf, -math.inf
         self._value, self._peak = 1.0, 1.0
-        self._tail: list[float] = []  # the worst losses; the mildest of them on top
-        self._rest: list[float] = []  # returns, that is losses negated; the worst on top
-        self._tail_sum = 0.0
+        self._returns: list[float] = []  # the worst first
 
     def update(self, ret: float) -> None:
         """Take in the return of one period, after costs."""
         if not -1.0 <= ret < math.inf:
             raise ValueError(f"a return must be a number from -1 up, not {ret}: check the prices")
-        self.periods += 1
+        insort(self._returns, ret)
         delta = ret - self._mean
-        self._mean += delta / self.periods
+        self._mean += delta / len(self._returns)
         self._squares += delta * (ret - self._mean)
-        self._low, self._high = min(self._low, ret), max(self._high, ret)
         self._value *= 1.0 + ret
         self._peak = max(self._peak, self._value)
         self.max_drawdown = max(self.max_drawdown, self.drawdown)
-        milder = -ret
-        if self._tail and milder > self._tail[0]:
-            self._tail_sum += milder
-            milder = heapq.heapreplace(self._tail, milder)
-            self._tail_sum -= milder
-        heapq.heappush(self._rest, -milder)
-        if len(self._tail) < int((1.0 - CVAR_LEVEL) * self.periods):
-            worst = -heapq.heappop(self._rest)
-            heapq.heappush(self._tail, worst)
-            self._tail_sum += worst
 
     @property
     def drawdown(self) -> float:
@@ -296,19 +224,21 @@ class RunningMeasures:
     @property
     def sharpe_annual(self) -> float:
         """Annualised Sharpe ratio so far; NaN before the second return."""
-        if self.periods < 2:
+        periods = len(self._returns)
+        if periods < 2:
             return math.nan
-        if self._low == self._high:
-            return _ratio(self._low, 0.0)
-        return _ratio(self._mean, math.sqrt(self._squares / (self.periods - 1))) * self._root
+        if self._returns[0] == self._returns[-1]:
+            return _ratio(self._returns[0], 0.0)
+        return _ratio(self._mean, math.sqrt(self._squares / (periods - 1))) * self._root
 
     @property
     def cvar95(self) -> float:
         """CVaR at 95 % of all returns so far; NaN before the first."""
-        if not self.periods:
+        if not self._returns:
             return math.nan
-        k = (1.0 - CVAR_LEVEL) * self.periods
-        return (self._tail_sum - (k - len(self._tail)) * self._rest[0]) / k
+        k = (1.0 - CVAR_LEVEL) * len(self._returns)
+        whole = int(k)
+        return -(sum(self._returns[:whole]) + (k - whole) * self._returns[whole]) / k
 
 
 class MeanStd(NamedTuple):
@@ -410,7 +340,7 @@ LABELS: Mapping[str, Label] = {
         "Slippage", "number", False, "Money lost by prices worse than the quoted ones."
     ),
 }
-"""Every field of `Measures`, in its order."""
+"""Of everything that `measure` gives, in its order."""
 
 
 def _series(values: Floats, name: str = "returns") -> Floats:

@@ -179,7 +179,7 @@ class Training(TrainingLoop[Learner]):
         """Measures of the present policy on the validation window; means where it has stretches."""
         policy, world = self.learner.policy(), self.worlds.valid
         runs = (run_backtest(policy, world, span, self.config) for span in self.valid_spans)
-        spans = [run.measures.as_dict() for run in runs]
+        spans = [run.measures for run in runs]
         return {name: sum(m[name] for m in spans) / len(spans) for name in spans[0]}
 
     def _save_best(self) -> None:
