@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 
 from echelon.errors import StoreError, TrainingError
 from echelon.ops.diversity import (
-    KlWeightRule,
     UsageWindow,
     entropy,
     mapd,
+    next_kl_weight,
     policy_kl,
     population_volume,
     with_cash,
@@ -180,10 +181,10 @@ def test_policy_kl_pays_the_expert_unlike_the_others_most() -> None:
 
 
 def test_kl_weight_rises_only_while_usage_is_too_uneven() -> None:
-    rule = KlWeightRule(floor=0.4, rate=0.05, most=0.2)
-    assert rule.next(0.1, 0.2 * math.log(5), 5) == pytest.approx(0.1 + 0.05 * 0.2)
-    assert rule.next(0.1, 0.4 * math.log(5), 5) == pytest.approx(0.1)
-    assert rule.next(0.1, math.log(5), 5) == pytest.approx(0.1 - 0.05 * 0.6)
-    assert rule.next(0.01, math.log(5), 5) == 0.0
-    assert rule.next(0.2, 0.0, 5) == 0.2
-    assert rule.next(0.1, 0.0, 1) == 0.0
+    rule = partial(next_kl_weight, floor=0.4, most=0.2)
+    assert rule(0.1, 0.2 * math.log(5), 5) == pytest.approx(0.1 + 0.05 * 0.2)
+    assert rule(0.1, 0.4 * math.log(5), 5) == pytest.approx(0.1)
+    assert rule(0.1, math.log(5), 5) == pytest.approx(0.1 - 0.05 * 0.6)
+    assert rule(0.01, math.log(5), 5) == 0.0
+    assert rule(0.2, 0.0, 5) == 0.2
+    assert rule(0.1, 0.0, 1) == 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -258,7 +259,7 @@ def test_weakest_of_five_is_tried_with_other_hyperparameters_and_keeps_what_does
 def test_proposal_goes_through_json() -> None:
     proposal = propose(FIVE, 4, np.arange(5.0), beginnings(FIVE), seed=1)
     assert proposal is not None
-    assert Proposal.from_json(json.loads(json.dumps(proposal.as_json()))) == proposal
+    assert Proposal.from_json(json.loads(json.dumps(asdict(proposal)))) == proposal
 
 
 def test_worst_expert_begins_anew_only_when_experts_have_become_alike() -> None:
@@ -317,7 +318,7 @@ def test_lineage_and_decisions_go_through_json() -> None:
     assert again.lives == lineage.lives
     assert again.hyperparameters() == lineage.hyperparameters()
     decision = made[1][3]
-    assert Decision.from_json(json.loads(json.dumps(decision.as_json()))) == decision
+    assert Decision.from_json(json.loads(json.dumps(asdict(decision)))) == decision
 
 
 @pytest.mark.parametrize(

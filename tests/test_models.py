@@ -20,6 +20,7 @@ from echelon.models.actor_critic import (
     ActorCriticOutput,
     JoinedLinear,
     MarketTensors,
+    join,
 )
 from echelon.models.encoders import Encoder, TimeCNN, TransformerEncoder, build_encoder
 
@@ -227,7 +228,7 @@ def test_split_first_layer_worked_by_hand() -> None:
         layer.portfolio.copy_(torch.tensor([[10.0, 100.0]]))
     market = layer.market(torch.tensor([[3.0, 4.0]]))  # one asset: [1·3+2·4+0.5, −4]
     assert market.tolist() == [[11.5, -4.0]]
-    books = layer(market, torch.tensor([[[0.0]], [[0.25]]]))  # two books
+    books = join(market, torch.tensor([[[0.0]], [[0.25]]]), layer.portfolio)  # two books
     assert books.tolist() == [[[11.5, -4.0]], [[14.0, 21.0]]]
 
 
@@ -237,7 +238,8 @@ def test_split_first_layer_equals_one_layer_over_the_joined_input() -> None:
     weight = torch.cat([layer.market.weight, layer.portfolio.T], dim=1)
     joined = torch.cat([z.expand(E, N, D), p], dim=-1)
     expected = torch.nn.functional.linear(joined, weight, layer.market.bias)
-    torch.testing.assert_close(layer(layer.market(z), p), expected, atol=1e-5, rtol=1e-5)
+    got = join(layer.market(z), p, layer.portfolio)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("cross", CROSS)

@@ -133,13 +133,9 @@ class Decision:
     cause: Cause
     fresh: bool = False
 
-    def as_json(self) -> dict[str, Any]:
-        """The record in plain types."""
-        return asdict(self) | {"cause": [self.cause.code, dict(self.cause.values)]}
-
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Decision:
-        """What `as_json` wrote."""
+        """What `asdict` gave, through JSON."""
         return cls(**{**record, "cause": Cause(*record["cause"])})
 
 
@@ -151,13 +147,9 @@ class Proposal:
     before: Hyperparameters
     fitness: float
 
-    def as_json(self) -> dict[str, Any]:
-        """The record in plain types."""
-        return asdict(self) | {"decision": self.decision.as_json()}
-
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Proposal:
-        """What `as_json` wrote."""
+        """What `asdict` gave, through JSON."""
         return cls(**{**record, "decision": Decision.from_json(record["decision"])})
 
 

@@ -104,12 +104,9 @@ class JoinedLinear(nn.Module):
             scale = 1.0 / math.sqrt(n_portfolio)
             self.portfolio = nn.Parameter(torch.randn(n_portfolio, hidden) * scale)
 
-    def forward(self, market: Tensor, portfolio: Tensor) -> Tensor:
-        """Return market + W_p·p, [..., E, N, H], where market is W_z·z + b."""
-        return _join(market, portfolio, self.portfolio)
 
-
-def _join(market: Tensor, portfolio: Tensor, weight: Tensor | None) -> Tensor:
+def join(market: Tensor, portfolio: Tensor, weight: Tensor | None) -> Tensor:
+    """Market + W_p·p, [..., E, N, H], where market is W_z·z + b."""
     if weight is None:
         return market.expand(*portfolio.shape[:-1], -1)
     return (portfolio @ weight).add_(market)
@@ -210,7 +207,7 @@ class Body(nn.Module):
         cross = _no_cross_asset if self.cross is None else self.cross.as_function()
 
         def mix(market: Tensor, portfolio: Tensor, present: Tensor, share: Tensor) -> Mixed:
-            h = _join(market, portfolio, weight)
+            h = join(market, portfolio, weight)
             # What nothing was added to is a view of the market.
             return cross(fn.relu(h, inplace=weight is not None), present, share)
 

@@ -25,8 +25,8 @@ Where this departs from the paper, and why:
 
 A convolution is a product with each tap of its kernel and a sum over neighbours. The products are
 linear layers; the sums have a backward of their own, because autograd's would fill a tensor of
-zeros for every slice: along time, inside each window, by `sum_in_windows`; in pictures by `collect`
-and `gather_cells`, where `link` says who is whose neighbour.
+zeros for every slice: along time, inside each window, by `_SumInWindows`; in pictures by
+`_SumLinked`, where `link` says who is whose neighbour.
 
 Axes: `B` windows (of any asset), `S` rows, `A` assets of any group, `W` window, `F` features,
 `D` embedding, `C` channels, `k` periods.
@@ -200,12 +200,11 @@ class Stem(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Rows [S, A, F] to windows [S-W+1, A, W, D]."""
-        taps = [
-            scale(x).unflatten(-1, (kernel, -1))
+        sums = [
+            _SumInWindows.apply(scale(x).unflatten(-1, (kernel, -1)), self.window)  # type: ignore[no-untyped-call]
             for kernel, scale in zip(self.kernels, self.scales, strict=True)
         ]
-        joined = torch.cat([sum_in_windows(part, self.window) for part in taps], dim=-1)
-        return joined + self.place
+        return torch.cat(sums, dim=-1) + self.place
 
 
 class TimesBlock(nn.Module):
@@ -242,10 +241,11 @@ class TimesBlock(nn.Module):
         """Update the bars of windows h [B, W, D]: all of them, or the last alone, [B, 1, D]."""
         shares = amplitude_shares(h, basis)[:, links.period_of_cell, None]
         products = self.inner(h).unflatten(-1, (-1, len(self.bias)))
-        cells = fn.gelu(collect(products, links) + self.bias)
-        seen = gather_cells(cells * shares, links).flatten(2)
-        update = self.dropout(self.outer(seen))
-        updated: Tensor = self.norm(h[:, -links.n_bars :] + update)
+        sums = _SumLinked.apply(products, links.inner, True)  # type: ignore[no-untyped-call]
+        cells = fn.gelu(sums + self.bias) * shares
+        seen = _SumLinked.apply(cells, links.outer, False)  # type: ignore[no-untyped-call]
+        update = self.dropout(self.outer(seen.flatten(2)))
+        updated: Tensor = self.norm(h[:, -links.outer.n_bars :] + update)
         return updated
 
 
@@ -284,16 +284,6 @@ def _basis(periods: tuple[int, ...], window: int) -> Tensor:
     return (waves - waves.mean(1, keepdim=True)) / math.sqrt(window)
 
 
-def sum_in_windows(taps: Tensor, window: int) -> Tensor:
-    """What a kernel gives at each place of each window: [S, A, kernel, C] -> [S-W+1, A, W, C].
-
-    At place j of the window that begins at row s it is the sum of taps[s + j + o, :, half + o] over
-    the offsets o that stay inside the window; but near the ends windows share these sums.
-    """
-    summed: Tensor = _SumInWindows.apply(taps, window)  # type: ignore[no-untyped-call]
-    return summed
-
-
 class _Run(NamedTuple):
     """`length` cells from `cell` on, each linked by `tap` to its own of the bars from `bar` on."""
 
@@ -303,35 +293,38 @@ class _Run(NamedTuple):
     length: int
 
 
+class _Sums(NamedTuple):
+    """Sums along runs, from the taps of bars to cells, and back: one is the other's transpose."""
+
+    runs: tuple[_Run, ...]
+    n_cells: int
+    n_bars: int
+    n_taps: int
+
+    def __call__(self, values: Tensor, to_cells: bool) -> Tensor:
+        """[B, n_bars, n_taps, C] -> [B, n_cells, C], or the other way."""
+        shape = (self.n_cells,) if to_cells else (self.n_bars, self.n_taps)
+        sums = values.new_zeros(len(values), *shape, values.shape[-1])
+        for cell, bar, tap, length in self.runs:
+            if to_cells:
+                taps = values.narrow(1, bar, length)[:, :, tap]
+                sums.narrow(1, cell, length).add_(taps)
+            else:
+                sums.narrow(1, bar, length)[:, :, tap].add_(values.narrow(1, cell, length))
+        return sums
+
+
 class Links(NamedTuple):
     """Who is whose neighbour in the pictures of a window.
 
-    n_taps: of the kernel, row by row; n_bars: those asked about, the last of the window
-    n_cells: cells of all pictures that they look at; period_of_cell: int64[n_cells]
-    inner: cells, and the bars they look at
-    outer: cells, and the bars that look at them, counted from the first that is asked about
+    inner: cells of all pictures, and the bars they look at
+    outer: cells, and the bars that look at them: those asked about, the last of the window
+    period_of_cell: int64[n_cells]
     """
 
-    n_taps: int
-    n_bars: int
-    n_cells: int
-    inner: tuple[_Run, ...]
-    outer: tuple[_Run, ...]
+    inner: _Sums
+    outer: _Sums
     period_of_cell: Tensor
-
-
-def collect(products: Tensor, links: Links) -> Tensor:
-    """Sum, for each cell, what its taps look at: [B, W, taps, C] -> [B, n_cells, C]."""
-    sums = _Sums(links.inner, links.n_cells, products.shape[1], links.n_taps)
-    cells: Tensor = _SumLinked.apply(products, sums, True)  # type: ignore[no-untyped-call]
-    return cells
-
-
-def gather_cells(cells: Tensor, links: Links) -> Tensor:
-    """Sum, for each bar and tap, the cells it looks at: [B, n_cells, C] -> [B, n_bars, taps, C]."""
-    sums = _Sums(links.outer, links.n_cells, links.n_bars, links.n_taps)
-    seen: Tensor = _SumLinked.apply(cells, sums, False)  # type: ignore[no-untyped-call]
-    return seen
 
 
 @cache
@@ -353,7 +346,8 @@ def link(periods: tuple[int, ...], window: int, kernel: int, n_bars: int) -> Lin
             if t >= first:
                 outer.append((cell[i, s], t - first, tap))
     period_of_cell = torch.tensor([i for i, _ in cell])
-    return Links(kernel**2, n_bars, len(cell), _runs(inner), _runs(outer), period_of_cell)
+    looking = _Sums(_runs(inner), len(cell), window, kernel**2)
+    return Links(looking, looking._replace(runs=_runs(outer), n_bars=n_bars), period_of_cell)
 
 
 def _neighbours(period: int, window: int, kernel: int) -> list[tuple[int, int, int]]:
@@ -384,27 +378,6 @@ def _runs(links: list[tuple[int, int, int]]) -> tuple[_Run, ...]:
     return tuple(runs)
 
 
-class _Sums(NamedTuple):
-    """Sums along runs, from the taps of bars to cells, and back: one is the other's transpose."""
-
-    runs: tuple[_Run, ...]
-    n_cells: int
-    n_bars: int
-    n_taps: int
-
-    def __call__(self, values: Tensor, to_cells: bool) -> Tensor:
-        """[B, n_bars, n_taps, C] -> [B, n_cells, C], or the other way."""
-        shape = (self.n_cells,) if to_cells else (self.n_bars, self.n_taps)
-        sums = values.new_zeros(len(values), *shape, values.shape[-1])
-        for cell, bar, tap, length in self.runs:
-            if to_cells:
-                taps = values.narrow(1, bar, length)[:, :, tap]
-                sums.narrow(1, cell, length).add_(taps)
-            else:
-                sums.narrow(1, bar, length)[:, :, tap].add_(values.narrow(1, cell, length))
-        return sums
-
-
 class _Context(Protocol):
     """What forward passes leave to their backward."""
 
@@ -414,6 +387,8 @@ class _Context(Protocol):
 
 
 class _SumLinked(torch.autograd.Function):
+    """For each cell what its taps look at, or for each bar and tap the cells it looks at."""
+
     @staticmethod
     def forward(ctx: _Context, values: Tensor, sums: _Sums, to_cells: bool) -> Tensor:
         ctx.sums, ctx.to_cells = sums, to_cells
@@ -437,6 +412,12 @@ def _edges(window: int, kernel: int) -> tuple[tuple[int, int, int, int], ...]:
 
 
 class _SumInWindows(torch.autograd.Function):
+    """What a kernel gives at each place of each window: [S, A, kernel, C] -> [S-W+1, A, W, C].
+
+    At place j of the window that begins at row s it is the sum of taps[s + j + o, :, half + o] over
+    the offsets o that stay inside the window; but near the ends windows share these sums.
+    """
+
     @staticmethod
     def forward(ctx: _Context, taps: Tensor, window: int) -> Tensor:
         rows, n_assets, kernel, width = taps.shape

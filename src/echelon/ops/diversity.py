@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,8 @@ from echelon.errors import StoreError, TrainingError
 from echelon.types import Floats, Ints
 
 _ROUNDING = 1e-4
+_KL_RATE = 0.05
+"""Step of λ, times how far the entropy's share of log K is from its floor."""
 
 
 def with_cash(weights: NDArray[np.floating[Any]]) -> Floats:
@@ -159,25 +160,15 @@ def policy_kl(
     return np.clip(out, 0.0, math.log(n_experts))
 
 
-@dataclass(frozen=True, slots=True)
-class KlWeightRule:
-    """How λ of the KL bonus moves: up while usage is too uneven, otherwise down to nothing.
+def next_kl_weight(
+    weight: float, usage_entropy: float, n_experts: int, *, floor: float, most: float
+) -> float:
+    """λ of the KL bonus after one look at the usage, in [0, most].
 
-    floor: least entropy of usage, as a share of log K
-    rate: step, times how far the entropy's share of log K is from the floor
-    most: λ never exceeds it
+    A step of dual ascent: up while the entropy of usage, in nats, is below the share `floor` of
+    log K, otherwise down to nothing. With a single expert there is nothing to spread: λ is 0.
     """
-
-    floor: float = 0.4
-    rate: float = 0.05
-    most: float = 0.2
-
-    def next(self, weight: float, usage_entropy: float, n_experts: int) -> float:
-        """λ after one look at the usage, in [0, most]: a step of dual ascent on the constraint.
-
-        usage_entropy: in nats. With a single expert there is nothing to spread: λ is 0.
-        """
-        if n_experts < 2:
-            return 0.0
-        share = usage_entropy / math.log(n_experts)
-        return min(max(weight + self.rate * (self.floor - share), 0.0), self.most)
+    if n_experts < 2:
+        return 0.0
+    share = usage_entropy / math.log(n_experts)
+    return min(max(weight + _KL_RATE * (floor - share), 0.0), most)

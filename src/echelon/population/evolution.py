@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -177,7 +177,7 @@ class Evolution:
         return {
             "round": self.round,
             "lineage": self.lineage.as_json(),
-            "pending": None if self.pending is None else self.pending.as_json(),
+            "pending": None if self.pending is None else asdict(self.pending),
             "fitness": self._fit.tolist(),
             "skills": self.skills.tolist(),
             "drawn": self._drawn,
@@ -297,7 +297,7 @@ class RouterEvolution:
         return {
             "round": self.round,
             "values": dict(self.values),
-            "pending": None if self.pending is None else self.pending.as_json(),
+            "pending": None if self.pending is None else asdict(self.pending),
             "learned": self._learned,
         }
 

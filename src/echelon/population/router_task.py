@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from echelon.config.hierarchy import MetaRouterConfig
 from echelon.envs.world import World
-from echelon.ops.diversity import KlWeightRule, UsageWindow, policy_kl
+from echelon.ops.diversity import UsageWindow, next_kl_weight, policy_kl
 from echelon.ops.information import RunningStd
 from echelon.types import Bools, Floats, Floats32, Ints
 
@@ -235,7 +235,7 @@ class RouterReward:
         """λ."""
         self._adapts = config.kl_lambda > 0.0
         self._kind = config.kl_bonus
-        self._rule = KlWeightRule(floor=config.entropy_floor, most=config.kl_lambda_max)
+        self._limits = {"floor": config.entropy_floor, "most": config.kl_lambda_max}
         self.scale = RunningStd()
         self.usage = UsageWindow(n_experts)
 
@@ -267,7 +267,8 @@ class RouterReward:
     def adapt(self) -> None:
         """Move λ by what usage was; once a rollout."""
         if self._adapts:
-            self.weight = self._rule.next(self.weight, self.usage.entropy(), self.n_experts)
+            spread, count = self.usage.entropy(), self.n_experts
+            self.weight = next_kl_weight(self.weight, spread, count, **self._limits)
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs; fit for JSON."""
