@@ -65,8 +65,7 @@ from echelon.agents.sac import SAC
 from echelon.config.hierarchy import SharingConfig
 from echelon.evaluation.statistics import SeedInterval, seed_interval
 from echelon.files import write_atomic
-from echelon.ops.squashed import squash_log_det
-from echelon.ops.traces import SourceTraces, by_source
+from echelon.ops.squashed import SourceTraces, by_source, squash_log_det
 from echelon.rng import stream
 
 CONDITIONS = ("own", "naive", "n-step", "corrected")

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from execution_nets import build_net
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scrambled_days import scramble_after
 
-from echelon.agents.execution.network import NetworkSettings, build_net
+from echelon.agents.execution.network import NetworkSettings
 from echelon.agents.execution.policy import LearnedPolicy
 from echelon.execution import Days, ExecutionRules, Simulator, parent_orders
 from echelon.execution.features import public_features

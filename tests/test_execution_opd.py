@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
+from execution_nets import build_net
 from test_execution_ppo import network, task
 
-from echelon.agents.execution.network import build_net
 from echelon.agents.execution.ppo import PPO, distillation, make_teacher
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import ConfigError

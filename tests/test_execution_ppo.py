@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from execution_nets import build_net
 
 from echelon.agents.execution.learner import ExecutionTask, by_day, roll_out, taken_mean
 from echelon.agents.execution.network import (
@@ -15,7 +16,6 @@ from echelon.agents.execution.network import (
     FractionHead,
     NetworkSettings,
     RateHead,
-    build_net,
     look_up,
     private_inputs,
     side_of,

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import Always, Moving
+from execution_nets import build_net
 from rule_routers import EqualRouter
 from scrambled_days import scramble_after
 from worlds import at, basis_points, make_config, make_world
 
-from echelon.agents.execution.network import NetworkSettings, build_net
+from echelon.agents.execution.network import NetworkSettings
 from echelon.agents.execution.policy import save_execution_policy
 from echelon.backtest.baselines import make_baseline
 from echelon.backtest.run import run_backtest

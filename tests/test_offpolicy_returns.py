@@ -17,7 +17,7 @@ from slow_returns import discounted_returns
 from torch import Tensor
 
 from echelon.ops.returns import retrace
-from echelon.ops.traces import trace_coefficients
+from echelon.ops.squashed import trace_coefficients
 
 FIXTURE = Path(__file__).parent / "fixtures" / "rlax" / "reference.json"
 REFERENCE: dict[str, Any] = json.loads(FIXTURE.read_text(encoding="utf-8"))

@@ -30,7 +30,7 @@ from echelon.agents import replay as replay_module
 from echelon.agents.replay import Replay
 from echelon.errors import ConfigError, DataError, StoreError
 from echelon.ops.returns import retrace
-from echelon.ops.traces import by_source, too_far
+from echelon.ops.squashed import by_source, too_far
 from echelon.population.shared_replay import Marks, SharedBatch, SharedReplay
 
 

@@ -130,7 +130,7 @@ def test_memory_error_of_a_library_is_no_bug(shell: Shell, monkeypatch: pytest.M
 @pytest.mark.parametrize("behaviour", [False, True])
 def test_bytes_of_a_transition_are_those_of_the_ring(n_assets: int, behaviour: bool) -> None:
     columns = replay_columns(n_assets, behaviour=behaviour)
-    each = sum(column.bytes for column in columns.values())
+    each = sum(column.itemsize for column in columns.values())
     assert bytes_of_transition(n_assets, behaviour=behaviour) == each
 
 

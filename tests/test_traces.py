@@ -14,9 +14,10 @@ from torch.distributions import Normal, kl_divergence
 
 from echelon.agents.expert import draw_evenly
 from echelon.agents.replay import Replay, Transitions
-from echelon.ops.squashed import clip_log_std, gaussian_log_prob
-from echelon.ops.traces import (
+from echelon.ops.squashed import (
     by_source,
+    clip_log_std,
+    gaussian_log_prob,
     kl_per_dimension,
     log_ratio,
     too_far,

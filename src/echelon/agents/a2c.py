@@ -23,14 +23,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from echelon.agents.learner import Learner, TrainingSetup, learning_rate_share, refuse_divergence
+from echelon.agents.learner import (
+    Learner,
+    TrainingSetup,
+    learning_rate_share,
+    refuse_divergence,
+    refuse_long_episode,
+)
 from echelon.agents.tables import encode_span
 from echelon.config import Config
 from echelon.config.agents import TrainConfig
 from echelon.envs.act import ActionKind, ActionRule, Holdings
 from echelon.envs.books import Books
 from echelon.envs.world import World
-from echelon.errors import DataError
 from echelon.market import Rows
 from echelon.models.actor_critic import Acting, ActorCritic, ActorCriticOutput, MarketTensors
 from echelon.ops.returns import explained_variance, lambda_returns, standardize
@@ -75,11 +80,8 @@ class A2C(Learner):
         train = config.train
         self.span = world.span("train")
         self.episode = train.episode_steps
-        if self.episode is not None and self.episode + 1 > len(self.span):
-            raise DataError(
-                f"train.episode_steps={self.episode} does not fit into split.train, in which a "
-                f"book can take {len(self.span) - 1} steps. Shorten the episode."
-            )
+        if self.episode is not None:
+            refuse_long_episode("train.episode_steps", self.episode, [self.span])
         with global_draws(seed, "weights"):
             self.net = ActorCritic(config, world.x.shape[2])
         # An encoder may choose something by what it sees of the train window.

@@ -28,13 +28,13 @@ from torch import Tensor
 
 from echelon.agents.expert import SingleExpert, Starts
 from echelon.agents.expert_core import draw_networks, frozen_copy
-from echelon.agents.learner import learning_rate_share, refuse_divergence
+from echelon.agents.learner import learning_rate_share, refuse_divergence, refuse_long_episode
 from echelon.agents.offpolicy import warmup_share
 from echelon.config import Config
 from echelon.config.agents import RewardConfig
 from echelon.envs.act import EXPERT_GAIN
 from echelon.envs.world import World
-from echelon.errors import ConfigError, DataError
+from echelon.errors import ConfigError
 from echelon.market.differentiable import (
     DiffMarket,
     allowed_trades,
@@ -106,12 +106,7 @@ class APG(SingleExpert):
                 "each bar's return and of its square, and adapters are moved by critics, of which "
                 "it has none. Change these, or learn with SAC or TD3."
             )
-        shortest = min(len(span) for span in world.spans("train"))
-        if config.expert.horizon + 1 > shortest:
-            raise DataError(
-                f"expert.horizon={config.expert.horizon} does not fit into split.train, in which a "
-                f"book can take {shortest - 1} steps. Shorten the horizon."
-            )
+        refuse_long_episode("expert.horizon", config.expert.horizon, world.spans("train"))
 
     def train_once(self) -> Metrics:
         """Let the books trade, and move the actor along the gradient of what they made of it."""

@@ -29,7 +29,13 @@ from echelon.agents.expert_core import (
     replayed_obs,
     table_file,
 )
-from echelon.agents.learner import Learner, LearnerFacts, ReplaySize, TrainingSetup
+from echelon.agents.learner import (
+    Learner,
+    LearnerFacts,
+    ReplaySize,
+    TrainingSetup,
+    refuse_long_episode,
+)
 from echelon.agents.offpolicy import ActionSample, OffPolicy, ReplayBatch
 from echelon.agents.replay import Replay, Transitions
 from echelon.agents.sac import SAC
@@ -40,7 +46,6 @@ from echelon.config.sizes import refuse_idle_expert
 from echelon.envs.act import ActionRule, free, weights_of_actions
 from echelon.envs.books import Books
 from echelon.envs.world import World
-from echelon.errors import DataError
 from echelon.market import Rows
 from echelon.models.encoders import Encoder, build_encoder
 from echelon.models.expert import ExpertActor
@@ -59,12 +64,8 @@ class Starts:
         self, spans: Sequence[range], episode_steps: int | None, rng: np.random.Generator
     ) -> None:
         """episode_steps: None: from the start to the end of its stretch"""
-        shortest = min(len(span) for span in spans)
-        if episode_steps is not None and episode_steps + 1 > shortest:
-            raise DataError(
-                f"train.episode_steps={episode_steps} does not fit into split.train, in which a "
-                f"book can take {shortest - 1} steps. Shorten the episode."
-            )
+        if episode_steps is not None:
+            refuse_long_episode("train.episode_steps", episode_steps, spans)
         self.rng = rng
         self._steps = episode_steps
         self._first = np.array([span.start for span in spans])

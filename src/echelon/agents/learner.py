@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -18,7 +18,7 @@ from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.config.algorithms import ALGORITHMS
 from echelon.envs.world import World
-from echelon.errors import TrainingError
+from echelon.errors import DataError, TrainingError
 from echelon.models.encoders import Encoder
 from echelon.models.lora import AdapterSize
 from echelon.types import Metrics
@@ -152,6 +152,16 @@ def learning_rate_share(schedule: str, progress: float) -> float:
     if schedule == "cosine":
         return 0.5 * (1.0 + math.cos(math.pi * done))
     return 1.0
+
+
+def refuse_long_episode(setting: str, steps: int, spans: Sequence[range]) -> None:
+    """Raise `DataError` where a stretch of the train window is too short for so many steps."""
+    shortest = min(len(span) for span in spans)
+    if steps + 1 > shortest:
+        raise DataError(
+            f"{setting}={steps} does not fit into split.train, in which a book can take "
+            f"{shortest - 1} steps. Shorten it."
+        )
 
 
 def refuse_divergence(metrics: Metrics, when: str, advice: str, of: str = "") -> None:

@@ -92,23 +92,13 @@ class Behaviour(NamedTuple):
     bar_return: Floats32
 
 
-class ReplayColumn(NamedTuple):
-    """What one transition takes in an array of the ring."""
+def replay_columns(n_assets: int, *, behaviour: bool = False) -> dict[str, np.dtype[Any]]:
+    """What a transition takes in each array of a ring.
 
-    shape: tuple[int, ...]
-    kind: type[np.generic]
-
-    @property
-    def bytes(self) -> int:
-        """Of one transition."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.kind).itemsize
-
-
-def replay_columns(n_assets: int, *, behaviour: bool = False) -> dict[str, ReplayColumn]:
-    """The columns of a ring: masks packed into bits, both kinds of end in one byte."""
-    one, each = ReplayColumn((), np.float32), ReplayColumn((n_assets,), np.float32)
-    bits = ReplayColumn(((n_assets + 7) // 8,), np.uint8)
-    number = ReplayColumn((), np.int32)
+    Masks are packed into bits, both kinds of end into one byte.
+    """
+    one, number, byte = (np.dtype(kind) for kind in (np.float32, np.int32, np.uint8))
+    each, bits = np.dtype((one, (n_assets,))), np.dtype((byte, ((n_assets + 7) // 8,)))
     columns = {
         "row": number,
         "weights": each,
@@ -117,7 +107,7 @@ def replay_columns(n_assets: int, *, behaviour: bool = False) -> dict[str, Repla
         "raw": each,
         "raw_log_prob": one,
         "reward": one,
-        "ended": ReplayColumn((), np.uint8),
+        "ended": byte,
         "next_weights": each,
         "next_cash": one,
         "next_free": bits,
@@ -129,7 +119,7 @@ def replay_columns(n_assets: int, *, behaviour: bool = False) -> dict[str, Repla
 
 
 def allocate(
-    columns: Mapping[str, ReplayColumn], capacity: int, setting: str, directory: Path | None = None
+    columns: Mapping[str, np.dtype[Any]], capacity: int, setting: str, directory: Path | None = None
 ) -> Columns:
     """Zeroed arrays [C,…] in memory, or mapped from files, one per column, in a directory.
 
@@ -138,7 +128,7 @@ def allocate(
     """
 
     def require_room(available: int, where: str) -> None:
-        each = sum(column.bytes for column in columns.values())
+        each = sum(column.itemsize for column in columns.values())
         if capacity * each > available:
             raise ConfigError(
                 f"{setting} = {capacity:,} transitions of {each} bytes need "
@@ -148,10 +138,7 @@ def allocate(
 
     if directory is None:
         require_room(memory_available(), "of memory")
-        return {
-            name: np.zeros((capacity, *shape), dtype=kind)
-            for name, (shape, kind) in columns.items()
-        }
+        return {name: np.zeros(capacity, dtype=column) for name, column in columns.items()}
     try:
         directory.mkdir(parents=True, exist_ok=True)
         paths = {name: directory / f"{name}.bin" for name in columns}
@@ -204,7 +191,7 @@ class Replay:
         self.behaviour = behaviour
         self.mark = RingMark()
         kinds = replay_columns(n_assets, behaviour=behaviour)
-        self.bytes_per_transition = sum(column.bytes for column in kinds.values())
+        self.bytes_per_transition = sum(column.itemsize for column in kinds.values())
         self.columns = columns or allocate(kinds, capacity, setting, directory)
         self._plain = {name: self.columns[name] for name in replay_columns(n_assets)}
 
@@ -399,15 +386,14 @@ def _no_sequence(share: SequenceDraw, length: int) -> DataError:
     )
 
 
-def _map_file(path: Path, capacity: int, column: ReplayColumn) -> NDArray[Any]:
+def _map_file(path: Path, capacity: int, column: np.dtype[Any]) -> NDArray[Any]:
     """The column's file as an array; it is made, all holes, where it is not there yet."""
     with path.open("ab") as file:
-        size, wanted = os.fstat(file.fileno()).st_size, capacity * column.bytes
+        size, wanted = os.fstat(file.fileno()).st_size, capacity * column.itemsize
         if size not in (0, wanted):  # another process may have it mapped at that size
             raise StoreError(
                 f"{path}: {size:,} bytes, expected {wanted:,}: made with another size of the "
                 "replay buffer or another number of assets. Remove the directory, or take another."
             )
         file.truncate(wanted)
-    shape = (capacity, *column.shape)
-    return np.asarray(np.memmap(path, dtype=column.kind, mode="r+", shape=shape))
+    return np.asarray(np.memmap(path, dtype=column, mode="r+", shape=(capacity,)))

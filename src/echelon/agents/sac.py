@@ -39,8 +39,15 @@ from echelon.agents.offpolicy import (
 from echelon.config.agents import TrainConfig
 from echelon.config.hierarchy import SharingConfig
 from echelon.ops.returns import retrace
-from echelon.ops.squashed import clip_log_std, gaussian_log_prob, squash_log_det
-from echelon.ops.traces import kl_per_dimension, log_ratio, too_far, trace_coefficients
+from echelon.ops.squashed import (
+    clip_log_std,
+    gaussian_log_prob,
+    kl_per_dimension,
+    log_ratio,
+    squash_log_det,
+    too_far,
+    trace_coefficients,
+)
 from echelon.types import Metrics
 
 

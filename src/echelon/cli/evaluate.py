@@ -190,7 +190,7 @@ class MeasureColumn(NamedTuple):
         """The value without its unit, which the heading has."""
         from echelon.ops.measures import Label
 
-        plain = Label(self.heading, "ratio", None, "", self.digits)
+        plain = Label(self.heading, "ratio", None, self.digits)
         return plain.format(value * 100.0 if self.percent else value)
 
     def format_signed(self, value: float) -> str:

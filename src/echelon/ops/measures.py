@@ -157,7 +157,7 @@ def measure(
     costs: Costs,
     initial_value: float,
 ) -> dict[str, float]:
-    """Every measure of returns[T]; `LABELS` says what each means and how it prints.
+    """Every measure of returns[T]; `LABELS` says how each prints.
 
     turnover[T]: two-way traded value as a share of the book, see `turnover_annual`
     exposure[T]: invested share of the book
@@ -268,13 +268,11 @@ class Label:
 
     unit: percent (0.123 prints as 12.3 %), multiple (94.6×), ratio or number (money: 1,235)
     higher_is_better: None where neither is
-    meaning: one sentence, for a tooltip or a footnote
     """
 
     text: str
     unit: Literal["percent", "multiple", "ratio", "number"]
     higher_is_better: bool | None
-    meaning: str
     digits: int = 2
 
     @property
@@ -303,42 +301,24 @@ def _decimal(value: float, digits: int) -> str:
 
 
 LABELS: Mapping[str, Label] = {
-    "total_return": Label("Total return", "percent", True, "Gain over the whole period."),
-    "annual_return": Label("Annual return", "percent", True, "Compound growth a year."),
-    "volatility_period": Label(
-        "Volatility (per period)", "percent", False, "Standard deviation of the returns."
-    ),
-    "volatility_annual": Label(
-        "Volatility (annual)", "percent", False, "Per period, times √periods a year."
-    ),
-    "sharpe_period": Label(
-        "Sharpe (per period)", "ratio", True, "Mean / standard deviation, not annualised.", 4
-    ),
-    "sharpe_annual": Label(
-        "Sharpe (annual)", "ratio", True, "Mean / standard deviation · √periods a year."
-    ),
-    "sortino_annual": Label(
-        "Sortino (annual)", "ratio", True, "Mean / downside deviation · √periods a year."
-    ),
-    "calmar": Label("Calmar", "ratio", True, "Annual return / maximum drawdown."),
-    "max_drawdown": Label(
-        "Maximum drawdown", "percent", False, "Deepest fall from a high of the equity."
-    ),
-    "cvar95": Label("CVaR 95 %", "percent", False, "Mean loss of the worst 5 % of periods."),
-    "turnover_annual": Label(
-        "Turnover (a year, two-way)", "multiple", None, "Buys plus sells a year / value."
-    ),
-    "hit_rate": Label("Hit rate", "percent", True, "Share of gains among non-zero periods."),
-    "exposure": Label("Exposure", "percent", None, "Mean share of the value not in cash."),
-    "cost_total": Label("Costs paid", "number", False, "All costs, in money."),
-    "cost_share": Label(
-        "Costs / initial value", "percent", False, "All costs over the value at the start."
-    ),
-    "cost_commission": Label("Commission", "number", False, "Commission paid, in money."),
-    "cost_stamp": Label("Stamp duty", "number", False, "Stamp duty on sells, in money."),
-    "cost_slippage": Label(
-        "Slippage", "number", False, "Money lost by prices worse than the quoted ones."
-    ),
+    "total_return": Label("Total return", "percent", True),
+    "annual_return": Label("Annual return", "percent", True),
+    "volatility_period": Label("Volatility (per period)", "percent", False),
+    "volatility_annual": Label("Volatility (annual)", "percent", False),
+    "sharpe_period": Label("Sharpe (per period)", "ratio", True, 4),
+    "sharpe_annual": Label("Sharpe (annual)", "ratio", True),
+    "sortino_annual": Label("Sortino (annual)", "ratio", True),
+    "calmar": Label("Calmar", "ratio", True),
+    "max_drawdown": Label("Maximum drawdown", "percent", False),
+    "cvar95": Label("CVaR 95 %", "percent", False),
+    "turnover_annual": Label("Turnover (a year, two-way)", "multiple", None),
+    "hit_rate": Label("Hit rate", "percent", True),
+    "exposure": Label("Exposure", "percent", None),
+    "cost_total": Label("Costs paid", "number", False),
+    "cost_share": Label("Costs / initial value", "percent", False),
+    "cost_commission": Label("Commission", "number", False),
+    "cost_stamp": Label("Stamp duty", "number", False),
+    "cost_slippage": Label("Slippage", "number", False),
 }
 """Of everything that `measure` gives, in its order."""
 

@@ -73,7 +73,7 @@ def retrace(
     r_t, discount_t[L,B]: of the step
     v_next[L,B]: E_π[min Q̄ − α log π] at the state after the step
     q_t[L,B]: min Q̄(s_t, a_t) of the action taken; c_t[L,B]: λ · min(1, π/μ) of it
-    (`ops.traces`). Neither of the first step counts: its action is the one being valued.
+    (`ops.squashed`). Neither of the first step counts: its action is the one being valued.
     truncated[L,B] bool: cut off after this step; None: nowhere
 
     Any c_t in [0, π/μ] has the values of π for its fixed point.

@@ -36,7 +36,7 @@ from echelon.envs.act import Holdings, weights_of_actions
 from echelon.envs.world import World
 from echelon.errors import TrainingError
 from echelon.models.encoders import Encoder
-from echelon.ops.traces import by_source
+from echelon.ops.squashed import by_source
 from echelon.population.expert_reward import ExpertReward
 from echelon.population.measurement import own_returns, window_sharpes
 from echelon.population.shared_replay import Marks, SharedBatch, SharedReplay

@@ -43,7 +43,7 @@ DISTANCE_BARS = 20
 _ROLES = (4, 2, 8, 6, 1, 10, 14, 12, 0, 5, 3, 9, 7, 11, 15, 13)
 """Experts' colours among the assets'; the one like the real book's blue is of the ninth."""
 MOST_EVENTS = 100
-_SHARE = Label("", "percent", None, "", 1)
+_SHARE = Label("", "percent", None, 1)
 _GAIN = LABELS["total_return"]
 
 

@@ -65,9 +65,8 @@ class Words:
         return self._text_or("measure", name, label.text if label else name.replace("_", " "))
 
     def meaning(self, name: str) -> str:
-        """What a measure means, in a sentence; without a translation, in English."""
-        label = LABELS.get(name)
-        return self._text_or("meaning", name, label.meaning if label else name.replace("_", " "))
+        """What a measure means, in a sentence; without one, what it is called."""
+        return self._text_or("meaning", name, self.measure(name))
 
     def name(self, key: str) -> str:
         """What a baseline, an agent (`seed-42`) or the mean of agents is called."""

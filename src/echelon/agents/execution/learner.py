@@ -19,7 +19,6 @@ from echelon.agents.execution.network import (
     HiddenState,
     NetworkSettings,
     PolicyOutput,
-    build_net,
     check_public,
     look_up,
     private_inputs,
@@ -35,7 +34,7 @@ from echelon.execution.history import History
 from echelon.execution.orders import ParentOrders
 from echelon.execution.rewards import Reward, reward_of
 from echelon.execution.simulator import ExecutionRules, Simulator
-from echelon.rng import stream
+from echelon.rng import global_draws, stream, torch_generator
 from echelon.runs.checkpoint import (
     below_prefix,
     flatten_optimizer,
@@ -180,15 +179,13 @@ class ExecutionLearner(RoundLearner):
         seed: int,
     ) -> None:
         self.config, self.task, self.seed = config, task, seed
-        weights = int(stream(seed, "execution", "weights").integers(2**62))
-        self.net = build_net(network, task.n_features, weights)
+        with global_draws(seed, "execution", "weights"):
+            self.net = ExecutionNet(network, task.n_features)
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=config.lr, fused=True)
         self.scale = ReturnScale(on=config.normalize_rewards)
         self.steps = 0
         self._order_rng = stream(seed, "execution", "orders")
-        self._action_generator = torch.Generator().manual_seed(
-            int(stream(seed, "execution", "actions").integers(2**62))
-        )
+        self._action_generator = torch_generator(seed, "execution", "actions")
 
     def policy(self, public: PublicArrays | None = None, name: str | None = None) -> LearnedPolicy:
         """As it is now, on days with these features; None: on those it learns from."""

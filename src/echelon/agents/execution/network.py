@@ -399,13 +399,6 @@ def check_public(public: PublicArrays, days: Days) -> None:
             raise DataError(f"{what} not all numbers. Fill or mask what is missing.")
 
 
-def build_net(settings: NetworkSettings, n_features: int, seed: int) -> ExecutionNet:
-    """With weights that depend on the seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return ExecutionNet(settings, n_features)
-
-
 def side_of(orders: ParentOrders) -> Tensor:
     """[E] +1 for buys, −1 for sells."""
     return torch.from_numpy(np.where(orders.buying, 1.0, -1.0).astype(np.float32))
