@@ -105,10 +105,7 @@ class Failure:
 
 
 class Pool(Closing, Generic[_T_co]):
-    """Members in a few processes, or in this one, that are called by their numbers.
-
-    Results and Failures are by number, in the order in which members were named.
-    """
+    """Members in a few processes, or in this one; results are by number, as members were named."""
 
     def __init__(
         self, make: Callable[[int], _T_co], size: int, workers: int = 1, threads: int = 1
@@ -252,14 +249,11 @@ class Pool(Closing, Generic[_T_co]):
 
 
 class _Call(NamedTuple):
-    """What a member is to do; method None: to be made.
-
-    arguments: packed by themselves: two members must not get the same array, and change it
-    """
+    """What a member is to do; method None: to be made."""
 
     number: int
     method: str | None
-    arguments: bytes
+    arguments: bytes  # of its own: two members must not get the same array, and change it
 
 
 def _host_members(pipe: Connection, threads: int) -> None:

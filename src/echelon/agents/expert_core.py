@@ -74,10 +74,7 @@ CoreT = TypeVar("CoreT", bound=OffPolicy)
 
 
 class ExpertCore(Generic[CoreT]):
-    """Networks of an expert that learns off-policy, its tables, and the adapter on their encoder.
-
-    core: SAC or TD3; tables: embeddings by the encoder as it serves now, those of `world` first
-    """
+    """Networks of an expert that learns off-policy, its tables, and an adapter on their encoder."""
 
     def __init__(
         self,
@@ -90,7 +87,7 @@ class ExpertCore(Generic[CoreT]):
         directory: Path | None,
         skill_dim: int = 0,
     ) -> None:
-        """encoder: pre-trained, with nothing of it changed here, as the tables show it
+        """tables: of the encoder, which is not changed here, those of `world` first
 
         directory: where the table of an adapter's slow copy is kept; None: in memory
         """

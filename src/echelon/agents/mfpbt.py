@@ -76,7 +76,6 @@ class Range:
 class PopulationPlan:
     """The population's form: `niches` × `per_niche` members, by subpopulations of equal size.
 
-    `config.hierarchy` says which forms there are.
     frequencies: δ of each subpopulation, in rounds, rising; their number is the subpopulations'
     space: the hyperparameters that evolve, each with its bounds
     """
@@ -193,10 +192,7 @@ def propose(
 
 
 def conclude_trial(proposal: Proposal, round_: int, fitness_now: float) -> Decision:
-    """The end of the trial: the change stays unless fitness fell, or is no longer a number.
-
-    `revert` gives the former hyperparameters back; the weights stay what training made of them.
-    """
+    """The end of the trial: the change stays unless fitness fell; the weights stay all the same."""
     keep = fitness_now >= proposal.fitness
     values = {"before": proposal.fitness, "after": float(fitness_now)}
     return replace(
@@ -367,10 +363,7 @@ class Lineage:
         return [self.living(m).hyperparameters for m in range(self.plan.members)]
 
     def apply(self, decisions: Sequence[Decision]) -> list[Life]:
-        """Record the decisions of one round, at most one for each member; returns the new lives.
-
-        Sources are meant as they were before the round, whatever order the decisions are in.
-        """
+        """The new lives of one round's decisions; sources are meant as they were before it."""
         members = [d.member for d in decisions]
         assert len(set(members)) == len(members), f"two decisions about one member: {members}"
         before, first = list(self._living), len(self.lives)

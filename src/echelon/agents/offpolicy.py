@@ -260,10 +260,7 @@ class OffPolicy(ABC):
     def _learn_critic(
         self, obs: Obs, action: Tensor, target_q: Tensor, scale: float, weight: Tensor | None = None
     ) -> Tensor:
-        """One step of the critics towards target_q[B]; the loss, Σ over both of scale · MSE.
-
-        weight[B]: of each error, None: 1
-        """
+        """One step of the critics towards target_q[B]; the loss, Σ over both of scale · MSE."""
         q = self.critic(obs, action)
         if weight is None:
             loss = mse_loss(q, target_q.expand_as(q)) * (2 * scale)

@@ -196,10 +196,7 @@ def pretrain(
     valid: World | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Pretrained | None:
-    """Pre-train the encoder that `config.model` asks for; None: stopped before the end.
-
-    valid: where the validation window is, if in another world than the train window
-    """
+    """Pre-train the encoder; valid: a world of its own for the validation window; None: stopped."""
     torch.set_num_threads(config.train.threads)
     with global_draws(seed, "pretrain"):
         encoder = build_encoder(config, world.x.shape[2])
@@ -276,10 +273,7 @@ class Forecaster(nn.Module):
         return said
 
     def masked_errors(self, x: Tensor, hide: Tensor, present: Tensor, sd: Tensor) -> MaskedErrors:
-        """Errors on the rows that `hide`[G,S,N] says, as sums over windows, rows and features.
-
-        x[G,S,N,F]; present[G,S,N]: who has features; sd[F]: their deviations on the train window
-        """
+        """Errors on the rows of x[G,S,N,F] that `hide`[G,S,N] says; sd[F]: the features' own."""
         window = self.encoder.window
         z = self.encoder(torch.where(hide[..., None], 0.0, x))
         decoded = self.hidden(z).unflatten(-1, (window, -1))

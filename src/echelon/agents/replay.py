@@ -15,11 +15,8 @@ rings may lie one after another in the same columns; of each a *window* may be d
     window                                 └── first transitions of sequences, `starts` of them
 
 Every start of every window is as likely as any other; one whose sequence would leave its episode is
-drawn again.
-
-Two options serve the experts that learn from one another (`population.shared_replay`): a ring can
-keep who acted and how (`Behaviour`) next to what happened, and its columns can lie in files that
-several processes map. A run goes on not from these but from its checkpoint, which is checked whole.
+drawn again. For experts that learn from one another (`population.shared_replay`) a ring can keep
+who acted and how (`Behaviour`), and its columns can lie in files that several processes map.
 
 Axes: `C` slots, `E` books, `N` assets, `n` drawn transitions or sequences, `L` steps of a sequence.
 """
@@ -93,10 +90,7 @@ class Behaviour(NamedTuple):
 
 
 def replay_columns(n_assets: int, *, behaviour: bool = False) -> dict[str, np.dtype[Any]]:
-    """What a transition takes in each array of a ring.
-
-    Masks are packed into bits, both kinds of end into one byte.
-    """
+    """What a transition takes in each array of a ring: masks as bits, both kinds of end a byte."""
     one, number, byte = (np.dtype(kind) for kind in (np.float32, np.int32, np.uint8))
     each, bits = np.dtype((one, (n_assets,))), np.dtype((byte, ((n_assets + 7) // 8,)))
     columns = {
@@ -183,10 +177,7 @@ class Replay:
         columns: Columns | None = None,
         setting: str = "expert.buffer_size",
     ) -> None:
-        """capacity: transitions (`setting`); behaviour: keep `Behaviour` too
-
-        directory: map the columns from files there; columns: those allocated elsewhere
-        """
+        """directory: of files to map the columns from; columns: those allocated elsewhere"""
         self.capacity, self.n_assets, self.setting = capacity, n_assets, setting
         self.behaviour = behaviour
         self.mark = RingMark()
@@ -287,7 +278,7 @@ class RingMark(NamedTuple):
 class RingWindow(NamedTuple):
     """Part of a ring that may be drawn from.
 
-    base: slot of the columns at which the ring begins; usable: its slots; books: E
+    base: slot of the columns at which the ring begins; usable: its slots
     first: slot of the ring that holds the window's oldest transition
     size: transitions of the window; starts: those with L − 1 of their book after them
     """

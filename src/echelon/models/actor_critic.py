@@ -58,11 +58,7 @@ class MarketTensors(NamedTuple):
         return self.map(lambda tensor: tensor.detach().requires_grad_())
 
     def backward(self, gathered: MarketTensors) -> None:
-        """Send the gradients that `gathered`, a `cut` of this, has gathered into the encoders.
-
-        A learner can then take the books in small batches and go through the encoder once. The
-        gradients are those of one large batch, whose tensors cost more to allocate than to fill.
-        """
+        """Send the gradients that `gathered`, a `cut` of this, has gathered into the encoders."""
         ends = [tensor for tensor in self if tensor is not None]
         torch.autograd.backward(ends, [leaf.grad for leaf in gathered if leaf is not None])
 
@@ -215,10 +211,7 @@ class Body(nn.Module):
 
 
 def switched_off(market: Tensor, present: Tensor) -> Tensor:
-    """`market` [..., N, H] so that the ReLU after it gives 0 for assets not `present` [..., N].
-
-    Done before the market is spread over the books, while the tensor is small.
-    """
+    """`market` [..., N, H] so that the ReLU after it gives 0 for assets not `present` [..., N]."""
     return torch.where(present.unsqueeze(-1), market, MASKED)
 
 
@@ -265,10 +258,7 @@ class Critic(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """Encoder, actor with one head per asset, and critic, as `config` describes them.
-
-    critic_encoder, critic_body: the critic's own, None where it shares those of the actor
-    """
+    """Encoder, actor with one head per asset, and critic, which may have encoder and body too."""
 
     trades: Tensor
 
@@ -379,10 +369,7 @@ class ActorCritic(nn.Module):
 
 
 class Acting:
-    """The actor alone, asked about the bars of a stretch without gradients: `forward`'s logits.
-
-    What no book changes is worked out once, with the weights as they are when this is made.
-    """
+    """The actor alone at the bars of a stretch, with the weights it has when this is made."""
 
     def __init__(self, net: ActorCritic, market: MarketTensors, present: Tensor) -> None:
         """market: [L, ..., N, H], bars first; present: bool [L, ..., N]."""
@@ -397,10 +384,7 @@ class Acting:
             self._present, self._share = present, _share(present)
 
     def logits(self, bars: int | Tensor, portfolio: Tensor, mask: Tensor) -> Tensor:
-        """Logits [..., E, N, 3] of books at the `bars`: one of them, or [B] of them.
-
-        portfolio [..., E, N, P] and mask [..., E, N, 3] as for `ActorCritic.forward`
-        """
+        """Logits [..., E, N, 3], as of `forward`, of books at the `bars`: one, or [B] of them."""
         assert mask.shape == (*portfolio.shape[:-1], N_ACTIONS), (
             f"expected mask {[*portfolio.shape[:-1], N_ACTIONS]}, found {list(mask.shape)}"
         )

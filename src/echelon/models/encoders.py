@@ -56,11 +56,7 @@ def init_linear(layer: nn.Linear, gain: float = 1.0) -> nn.Linear:
 
 
 class Encoder(nn.Module, ABC):
-    """Market features to embeddings, one per bar and asset, as `config.model` sets it up.
-
-    n_features: per row and asset (F); d_model: width of an embedding (D)
-    window: rows that one embedding sees (W)
-    """
+    """Market features (F) to embeddings (D), one per bar and asset, each of W bars (`window`)."""
 
     def __init__(self, config: Config, n_features: int) -> None:
         """Weights come from torch's global generator, which the caller seeds."""
@@ -85,10 +81,7 @@ class Encoder(nn.Module, ABC):
         return z
 
     def fit(self, x: Tensor) -> None:
-        """Look at the train window before training, where this encoder has something to choose.
-
-        x: float32 [S, N, F], features of the train window and nothing else.
-        """
+        """Look at the train window's features x[S, N, F], where there is something to choose."""
 
     @abstractmethod
     def _encode(self, x: Tensor) -> Tensor:
@@ -257,12 +250,7 @@ def _split_heads(x: Tensor) -> Tensor:
 
 
 def build_encoder(config: Config, n_features: int) -> Encoder:
-    """The encoder that `config.model` asks for, over windows of `config.window` bars.
-
-    TimesNet needs `fit` before its first use, unless `config.model.periods` names its periods or
-    a state is loaded that has them; the others do without, and may be fitted all the same. Raises
-    ConfigError if window, width and periods do not go together.
-    """
+    """The encoder that `config.model` asks for; `fit` it before its first use, or load a state."""
     module, _, name = ENCODERS[config.model.encoder].partition(":")
     kind: type[Encoder] = getattr(importlib.import_module(f"echelon.models.{module}"), name)
     return kind(config, n_features)

@@ -402,10 +402,7 @@ class _SumLinked(torch.autograd.Function):
 
 @cache
 def _edges(window: int, kernel: int) -> tuple[tuple[int, int, int, int], ...]:
-    """(first, length, low, high): places of a window where a kernel sees offsets `low` to `high`.
-
-    All places, `length` from `first` on; near the window's ends one by one.
-    """
+    """(first, length, low, high): places of a window where a kernel sees offsets low to high."""
     half = kernel // 2
     seen = [(max(-half, -j), min(half, window - 1 - j)) for j in range(window)]
     return tuple((seen.index(ends), seen.count(ends), *ends) for ends in dict.fromkeys(seen))

@@ -50,10 +50,7 @@ def pointwise_information(scores: Tensor, own: Tensor, log_prior: Tensor | None 
 
 
 def normalise_information(information: Tensor, n_skills: int) -> Tensor:
-    """Information[B] in units of log K, within [−1, 1], without gradient: the bonus β multiplies.
-
-    Below 0: the critic took the sample for another expert's, and it has no other lower bound.
-    """
+    """Information[B] in units of log K, within [−1, 1], without gradient: what β multiplies."""
     assert n_skills >= 2, "one skill has no information to give"
     return (information.detach() / math.log(n_skills)).clamp(-1.0, 1.0)
 
@@ -100,10 +97,7 @@ class SkillDiscriminator(nn.Module):
 
 
 def quality_gate(returns: NDArray[np.floating[Any]], margin: float) -> Bools:
-    """Which of K experts earn a bonus: return[K] no more than `margin` below the best one's.
-
-    returns: extrinsic, in any unit, which is also the margin's; NaN (in quarantine) earns none
-    """
+    """Which of K experts earn a bonus: return[K] no more than `margin` below the best; no NaN."""
     r = np.asarray(returns, dtype=np.float64)
     assert r.ndim == 1, f"returns should be [K], are {r.shape}"
     # Of what is not finite nothing is near anything, and of none at all there is no best.

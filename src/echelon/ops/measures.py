@@ -42,10 +42,7 @@ def total_return(returns: Floats) -> float:
 
 
 def annual_return(returns: Floats, periods_per_year: float) -> float:
-    """Compound annual growth rate: (1 + total)^(periods_per_year / T) - 1.
-
-    -1 after ruin; inf where a very short series, taken to a year, exceeds what a float holds.
-    """
+    """(1 + total)^(periods_per_year / T) - 1; -1 after ruin, inf where no float holds it."""
     years = len(returns) / _rate(periods_per_year)
     with np.errstate(over="ignore"):
         return float(np.power(equity(returns)[-1], 1.0 / years) - 1.0)
@@ -187,10 +184,7 @@ def measure(
 
 
 class RunningMeasures:
-    """Measures of one book so far, a return at a time: equal to the batch functions at each step.
-
-    The returns are kept, sorted, as an exact CVaR needs them. Mean and variance are Welford's.
-    """
+    """Measures of one book so far, a return at a time: what the batch functions give at each step."""
 
     def __init__(self, periods_per_year: float) -> None:
         self._root = math.sqrt(_rate(periods_per_year))
@@ -249,11 +243,7 @@ class MeanStd(NamedTuple):
 
 
 def mean_std(values: Sequence[float]) -> MeanStd:
-    """Mean and standard deviation of one measure over several seeds.
-
-    The std of a single value is NaN. A NaN among the values makes both NaN, an infinite one the
-    std: what is undefined for one seed is undefined for their mean.
-    """
+    """Of one measure over several seeds: what is undefined for one is undefined for their mean."""
     v = np.asarray(values, dtype=np.float64)
     if v.ndim != 1 or not len(v):
         raise ValueError(f"mean_std needs a list of at least one value, not shape {v.shape}")

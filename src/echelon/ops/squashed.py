@@ -36,10 +36,7 @@ def clip_log_std(log_std: Tensor) -> Tensor:
 
 
 def gaussian_log_prob(noise: Tensor, log_std: Tensor, free: Tensor | None = None) -> Tensor:
-    """Log-density [B] of u = mean + σ · noise, summed over the free dimensions.
-
-    noise, log_std[B,A]; free[B,A] bool, None: all
-    """
+    """Log-density[…] of u = mean + σ · noise[…,A], summed over the free dimensions; None: all."""
     return _sum(-0.5 * noise.square() - log_std - _HALF_LOG_2PI, free)
 
 
@@ -109,10 +106,7 @@ def kl_per_dimension(
 
 
 def too_far(kl: Tensor, shared: Tensor, limit: float) -> Tensor:
-    """Which steps are dropped [bool]: shared ones whose divergence is above the limit, or unknown.
-
-    kl[…]: per dimension; shared[…] bool: of another expert. One's own are never dropped.
-    """
+    """Which steps are dropped: shared[…] bool ones whose kl[…] is above the limit, or unknown."""
     assert shared.dtype == torch.bool, f"shared is {shared.dtype}, not bool"
     return shared & ~(kl <= limit)
 

@@ -80,11 +80,7 @@ class Worlds(NamedTuple):
 
 
 def make_learner(config: Config, worlds: Worlds, directory: Path, seed: int) -> Learner:
-    """The learner that `train.algo` names, in the seed's directory.
-
-    The encoder of experts is the run's, two directories up, pre-trained here if it was not by
-    `ready`.
-    """
+    """The learner that `train.algo` names, in the seed's directory, on the run's encoder if any."""
     pretrained = ALGORITHMS[config.train.algo].pretrained
     base = _encoder(config, worlds, directory) if pretrained else None
     encoder = None if base is None else base.encoder
@@ -108,10 +104,7 @@ def encoder_hash(config: Config, directory: Path) -> str | None:
 
 
 def ready(config: Config, worlds: Worlds, directory: Path, should_stop: Callable[[], bool]) -> bool:
-    """Whether everything is there that the learner needs; False: stopped before it was.
-
-    Experts need the run's encoder: whichever seed comes first pre-trains it, the others wait.
-    """
+    """Make what the learner needs: the first seed pre-trains the run's encoder. False: stopped."""
     # Before the encoder is pre-trained, which takes minutes.
     refuse_settings(config)
     learner_class(config).refuse_world(config, worlds.train)

@@ -169,10 +169,7 @@ class DQN(ExecutionLearner):
 def double_q_target(
     reward: Tensor, discount: Tensor, online_next: Tensor, target_next: Tensor
 ) -> Tensor:
-    """Target r + γ·Q'(s', argmax_a Q(s', a)) (van Hasselt et al., 2016); all without a gradient.
-
-    reward, discount[…]; online_next, target_next[…,A]: Q and Q' after the step
-    """
+    """Target r + γ·Q'(s', argmax_a Q(s', a))[…] of Q and Q'[…,A] after the step."""
     best = online_next.argmax(-1, keepdim=True)
     return reward + discount * target_next.gather(-1, best).squeeze(-1)
 

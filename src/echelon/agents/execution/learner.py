@@ -239,10 +239,7 @@ class ExecutionLearner(RoundLearner):
         return self.task.orders.take(np.repeat(which, copies))
 
     def _foretell(self, net: ExecutionNet, orders: ParentOrders, private: Tensor) -> PolicyOutput:
-        """params[E,S,A], value[E,S] at each step of orders, S those of the longest of them.
-
-        private[E,≥S,P]: of orders among which longer ones may have been
-        """
+        """Of the S steps of the longest order; private[E,≥S,P] may be of longer ones, too."""
         public = look_up(net, self.task.public, orders, self.task.rules.ticks_per_step)
         return net.sequence(public, private[:, : public.shape[1]], side_of(orders))
 

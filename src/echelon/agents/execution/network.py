@@ -362,11 +362,7 @@ def step_ticks(orders: ParentOrders, ticks_per_step: int) -> Ints:
 def look_up(
     net: ExecutionNet, public: PublicArrays, orders: ParentOrders, ticks_per_step: int
 ) -> Tensor:
-    """[E,S,H] what the net knows of the market as each step of each order begins.
-
-    Every day is encoded once, whatever the number of orders. With gradients all days at once;
-    without, a few at a time.
-    """
+    """[E,S,H] what the net knows of the market as each step begins; every day is encoded once."""
     ticks = torch.from_numpy(step_ticks(orders, ticks_per_step))
     days, which = np.unique(orders.day, return_inverse=True)
     at = torch.from_numpy(which)

@@ -214,11 +214,8 @@ def clipped_policy_loss(
 
 
 def order_returns(reward: Tensor, discount: Tensor, value: Tensor, trace: float) -> Tensor:
-    """G[S,E], λ-returns of whole orders; G − V is the generalised advantage.
-
-    reward, value[S,E]; discount[S,E]: γ, 0 at an order's last step and after it. All orders end, so
-    there is nothing to bootstrap from after the last step.
-    """
+    """G[S,E], λ-returns of whole orders; discount[S,E]: γ, 0 at an order's last step and after."""
+    # All orders end, so there is nothing to bootstrap from after the last step.
     after = torch.cat([value, torch.zeros_like(value[:1])])
     return lambda_returns(reward, discount, after, trace)
 
