@@ -526,7 +526,7 @@ def test_a_checkpoint_is_refused_with_another_encoder(world: World, tmp_path: Pa
     origin = Origin.from_config(config, world.x.shape[2], "data", config.seed)
     stored = read_encoder(tmp_path, origin)
     assert stored is not None
-    other = {name: value + 1.0 for name, value in stored.tensors.items()}
-    write_encoder(tmp_path, origin, other, dict(stored.facts))
+    other = {name: value + 1.0 for name, value in stored[0].items()}
+    write_encoder(tmp_path, origin, other, dict(stored[1]))
     with pytest.raises(StoreError, match=r"another encoder.*start a new run"):
         Training(config, worlds, place, 7, resume=point)

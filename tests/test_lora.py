@@ -18,12 +18,12 @@ from echelon.errors import ConfigError, StoreError
 from echelon.models.encoders import Encoder, build_encoder
 from echelon.models.lora import (
     adapt,
+    adapted_layers,
     adapter_parameters,
     adapter_size,
     adapter_state,
     load_adapter_state,
     merged_weights,
-    use_adapter,
 )
 
 F, D, W, N = 5, 16, 12, 3
@@ -32,6 +32,12 @@ X = torch.randn((30, N, F), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(autouse=True)
+def use_adapter(encoder: Encoder, name: str) -> None:
+    """Let one adapter act and be trained, and no other."""
+    for _, layer in adapted_layers(encoder):
+        layer.set_adapter(name)
+
+
 def seeded() -> Iterator[None]:
     """Adapters are drawn from torch's own generator."""
     with torch.random.fork_rng(devices=[]):

@@ -4,16 +4,10 @@
         rewards = pool.call(Member.collect, range(5), 1000)    # number → result or Failure
     done = run_jobs(train_seed, jobs, workers=2)               # results or Failures, in order
 
-**Pool.** `make(number)` is called in the process that hosts the member, which keeps its state from
-call to call. Members of one process work one after the other, in the order they are named;
-processes work side by side. Values travel as copies, in one process too, so results do not depend
-on the number of workers as long as members share nothing that changes and draw random numbers from
-generators of their own.
-
-**Jobs.** A task is a module-level function `task(job, report, should_stop) -> result`. A worker
-that has done a job gets the next one: starting one takes seconds.
-
-With one worker, members and jobs are in this process. What goes wrong:
+Members of one process work one after the other, processes side by side. Values travel as copies, in
+one process too, so results do not depend on the number of workers as long as members share nothing
+that changes and draw random numbers from generators of their own. A task of jobs is a module-level
+function `task(job, report, should_stop) -> result`. What goes wrong:
 
 - An `EchelonError` is a `Failure` in the result's place; the others go on. Any other exception is
   a bug: a pool raises it once all have answered, a job's is a Failure with the traceback.
@@ -30,14 +24,11 @@ a new interpreter for each worker takes seconds, most of them torch's.
 
 - A worker ignores Ctrl-C and SIGTERM from its first moment, which reach all processes of a terminal
   or a service: it would die of them before it can be asked to stop, and so would the helper.
-- It sees the environment variables and the directory that this process has now, not the helper's.
-  Libraries that read theirs when they are imported keep what they read: OMP_NUM_THREADS is 1 in the
-  helper, since a copy of a process whose OpenMP has threads hangs when it wants some itself; who
-  trains says how many torch may use. OpenBLAS keeps its number, on which results depend: it ends
-  its threads before a fork and starts new ones on demand.
+- It sees the environment variables that this process has now, not the helper's. There
+  OMP_NUM_THREADS is 1: a copy of a process whose OpenMP has threads hangs when it wants some.
+  OpenBLAS keeps its number, on which results depend; it ends its threads before a fork.
 - Its temporary files, and those of Python's process helpers, are in a directory of ours, which the
   next process removes where this one and all its workers were killed (see `files.sweep`).
-- It knows the digests of files that this process has computed, and verifies none of them again.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ weights (`market.differentiable`), and no critic has to guess it. One update:
 3. U = mean over books and bars of r − c·r², c being `reward.variance_penalty`; −U goes back through
    all bars: costs paid now against what the holding earns later. Clipped; one step of AdamW.
 
-An update counts as many environment steps as books times bars.
-
 It learns one path by heart quickly, because its gradients have no noise but the market's: train it
 on several draws or with `expert.weight_decay`, and let validation choose the checkpoint. Rules that
 make the return depend on an order's size are refused.

@@ -23,8 +23,7 @@ the optimizer's state and the adapter). A fitness that is not finite ranks last 
 none.
 
 `Lineage` is the family tree that decisions grow. A decision ends one *life* of a member and begins
-the next, whose parent is the life its weights go on from. Lives are only ever added, so the records
-of a run are an append-only list fit for JSON, and the living are the last of each member.
+the next, whose parent is the life its weights go on from; lives are only ever added.
 
 Axes: `M` members, numbered niche by niche and within it subpopulation by subpopulation.
 """
@@ -385,13 +384,9 @@ class Lineage:
             self._living[member] = life.id
         return self.lives[first:]
 
-    def as_json(self) -> list[dict[str, Any]]:
-        """All lives in plain types, by id."""
-        return [asdict(life) for life in self.lives]
-
     @classmethod
     def from_json(cls, plan: PopulationPlan, records: Sequence[Mapping[str, Any]]) -> Lineage:
-        """The lineage that `as_json` wrote; refuses one that is no tree of this population."""
+        """From `asdict` of its lives; refuses what is no tree of this population."""
         out = cls.__new__(cls)
         out.plan = plan
         out.lives = [Life(**record) for record in records]

@@ -6,9 +6,8 @@
 2. A linear head on the embedding foretells the targets below for every horizon.
    Linear, so that what is known about the future lies open in the embedding.
 3. A quarter of the runs is encoded a second time with a share of the rows hidden (zeroed), and a
-   linear decoder has to tell them from the embedding of the window. A second time: targets
-   foretold from windows with holes would be foretold worse. With a tenth of the weight: with all
-   of it, the forecasts lose half of their lead over a linear model on the planted trend.
+   linear decoder has to tell them from the embedding of the window. With a tenth of the weight:
+   with all of it, the forecasts lose half of their lead over a linear model on the planted trend.
 4. AdamW on the sum. What is kept and judged is the running mean of the weights: forecasts of
    returns are nearly all noise, and so is the last step of any optimizer.
 5. After each pass the loss on the first half of the validation window; the best weights so far are
@@ -112,13 +111,6 @@ class Origin(NamedTuple):
         return Origin(hashlib.sha256(text.encode()).hexdigest(), n_features, data, seed)
 
 
-class StoredEncoder(NamedTuple):
-    """What was saved."""
-
-    tensors: dict[str, Tensor]
-    facts: dict[str, Any]
-
-
 class EncoderDocument(TypedDict):
     """What encoder.json says besides versions; facts: see `Pretrained`."""
 
@@ -143,8 +135,10 @@ def write_encoder(
         ) from error
 
 
-def read_encoder(directory: Path, origin: Origin) -> StoredEncoder | None:
-    """Read what `write_encoder` wrote, made of `origin` or refused; None where there is nothing."""
+def read_encoder(
+    directory: Path, origin: Origin
+) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """(tensors, facts), made of `origin` or refused; None where there is nothing."""
     path = standing_directory(directory / _NAME)
     if path is None:
         return None
@@ -164,7 +158,7 @@ def read_encoder(directory: Path, origin: Origin) -> StoredEncoder | None:
                 f"{shorten(there)[:12]}, expected {str(here)[:12]}. Go on with what it was made "
                 "of, or use another directory."
             )
-    return StoredEncoder(_FILES.unpack(data, path, remedy), written["facts"])
+    return _FILES.unpack(data, path, remedy), written["facts"]
 
 
 def read_encoder_document(directory: Path) -> EncoderDocument | None:
@@ -236,12 +230,12 @@ def ensure_encoder(
         with torch.random.fork_rng(devices=[]):  # drawing weights would move the caller's generator
             encoder = build_encoder(config, n_features)
         try:
-            encoder.load_state_dict(stored.tensors)
+            encoder.load_state_dict(stored[0])
         except RuntimeError as error:
             path = directory / _NAME
             what = f"of another network: {error}"
             raise DamagedError(path / _FILES.tensors, what, _remedy(path)) from None
-        return Pretrained(encoder.eval(), stored.facts)
+        return Pretrained(encoder.eval(), stored[1])
 
 
 def _remedy(path: Path) -> str:
@@ -342,7 +336,7 @@ class Pretraining:
                 torch._foreach_copy_(weights, mean)
                 said = self._forecasts(self.valid, self.stop_pieces)
                 torch._foreach_copy_(weights, own)
-            valid_losses.append(_loss(said, self.y_stop))
+            valid_losses.append(float(np.nanmean((said - self.y_stop) ** 2, dtype=np.float64)))
             train_losses.append(float(np.mean(losses)))
             if valid_losses[-1] < best:
                 best, best_epoch, best_weights = valid_losses[-1], epoch, _clones(mean)
@@ -451,10 +445,6 @@ class Pretraining:
 
 def _clones(weights: Sequence[Tensor]) -> list[Tensor]:
     return [weight.detach().clone() for weight in weights]
-
-
-def _loss(said: Floats32, y: Floats32) -> float:
-    return float(np.nanmean((said - y) ** 2, dtype=np.float64))
 
 
 def _rows(values: Floats32, pieces: Pieces) -> Floats32:

@@ -1,8 +1,7 @@
 """Agents of Stable-Baselines3 behind our interface: its PPO and SAC, to compare ours with.
 
-SB3's algorithm, network (`MultiInputPolicy`: everything an agent sees, flattened into an MLP),
-learning rates, discount and batches are SB3's defaults. They trade by target weights on our
-`BatchedVecEnv` and are paid by the configuration's reward. What is set here, and why:
+Network (`MultiInputPolicy`: everything an agent sees, flattened into an MLP), learning rates,
+discount and batches are SB3's defaults, on our `BatchedVecEnv`. What is set here, and why:
 
 - Observations are row numbers. The networks look the windows up, and get just what they would get
   from `observation="window"`, number for number; a stored transition is a hundred times smaller.
@@ -10,8 +9,6 @@ learning rates, discount and batches are SB3's defaults. They trade by target we
 - SAC: as many updates for a step as ours, `expert.updates_per_step`; no larger buffer than steps.
 - Random numbers: SB3 draws from the global generators of torch and numpy. It gets its own state of
   them, and they are put back afterwards: same seeds give same numbers whatever else runs.
-
-The rest is `training.run`'s: validation, the best weights, checkpoints, going on bit for bit.
 """
 
 from __future__ import annotations

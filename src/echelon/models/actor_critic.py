@@ -8,9 +8,8 @@
 4. The actor gives each asset its own three logits (the policy is their product), the critic
    gives the book a value from the mean over its assets.
 
-For a book or two torch takes longer to find the weights of these small layers in modules than to
-apply them. So each gives itself as a plain function of its inputs (`as_function`), its weights
-looked up: `forward` calls that, and `Acting` keeps it for a whole rollout.
+For a book or two torch takes longer to find the weights of these small layers than to apply them.
+So each gives itself as a function with its weights (`as_function`), for a whole rollout.
 
 Weights are drawn from torch's global generator: the caller seeds it, see `init_linear`.
 
@@ -295,13 +294,10 @@ class ActorCritic(nn.Module):
     ) -> ActorCriticOutput:
         """Decide for each book.
 
-        market: from `encode`, indexed and expanded to [..., E or 1, N, H], with as many axes as
-            `portfolio`; or [N, H], one bar for all books
+        market: from `encode`, as [..., E or 1, N, H], or [N, H], one bar for all books
         portfolio: float32 [..., E, N, P]; P in the order weight of the holding, cash share
-        present: bool [..., E or 1, N], one axis fewer than `portfolio`, or [N]. An absent asset is
-            left out of every mean and attention and can only be held
-        mask: bool [..., E or 1, N, 3], True where an action is allowed, or None: all are. Holding
-            is always allowed, whatever the mask says
+        present: bool [..., E or 1, N], or [N]; an absent asset can only be held
+        mask: bool [..., E or 1, N, 3], True where an action is allowed, as holding is; None: all
         Returns logits [..., E, N, 3] in the order HOLD, BUY, SELL, and value [..., E].
         """
         self._check(market, portfolio, present, mask)

@@ -93,11 +93,8 @@ class TimeCNN(Encoder):
 
     Each layer is a valid convolution (no padding, hence no edge that would make a window differ
     from a stretch), a GLU and dropout. Half of the channels are pooled by their mean; the other
-    half keep the last position, because a mean alone sees everything half a window late: on a
-    market with planted momentum it costs an agent a tenth of its Sharpe ratio.
-
-    A convolution is a matrix product over `kernel` neighbouring rows, which are slices: nothing is
-    transposed, and it takes 80 ms forward and backward where `nn.Conv1d` takes 103.
+    half keep the last position, because a mean alone sees everything half a window late. A
+    convolution is a matrix product over neighbouring rows: a quarter faster than `nn.Conv1d`.
     """
 
     def __init__(self, config: Config, n_features: int) -> None:

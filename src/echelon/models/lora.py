@@ -50,20 +50,15 @@ def adapt(encoder: Encoder, lora: LoraConfig, names: Sequence[str]) -> None:
         )
         # PEFT warns of a second adapter where it finds the first one's settings on the model.
         del vars(encoder)["peft_config"]
-    use_adapter(encoder, names[0])
-
-
-def use_adapter(encoder: Encoder, name: str) -> None:
-    """Let one adapter act and be trained, and no other."""
-    for _, layer in _layers(encoder):
-        layer.set_adapter(name)
+    for _, layer in adapted_layers(encoder):
+        layer.set_adapter(names[0])
 
 
 def adapter_parameters(encoder: Encoder, name: str) -> dict[str, nn.Parameter]:
     """One adapter's matrices by layer: `layer.lora_A` and `layer.lora_B`, whatever its name."""
     return {
         f"{key}.{matrix}": getattr(layer, matrix)[name].weight
-        for key, layer in _layers(encoder)
+        for key, layer in adapted_layers(encoder)
         for matrix in ("lora_A", "lora_B")
     }
 
@@ -98,7 +93,7 @@ def merged_weights(encoder: Encoder, name: str) -> dict[str, Tensor]:
         for key, value in encoder.state_dict().items()
         if ".lora_" not in key
     }
-    for key, layer in _layers(encoder):
+    for key, layer in adapted_layers(encoder):
         weights[f"{key}.weight"] += layer.get_delta_weight(name)
     return weights
 
@@ -123,7 +118,7 @@ def adapter_size(encoder: Encoder) -> AdapterSize:
     return AdapterSize(trained, frozen + trained)
 
 
-def _layers(encoder: Encoder) -> Iterator[tuple[str, LoraLinear]]:
+def adapted_layers(encoder: Encoder) -> Iterator[tuple[str, LoraLinear]]:
     """The adapted layers by name."""
     from peft.tuners.lora import Linear as LoraLinear
 

@@ -12,11 +12,9 @@
 Where this departs from the paper, and why:
 
 - Periods are chosen once, on the train window (`fit`), or given. Chosen again for each batch, a
-  live batch of one would be encoded otherwise than the same bar was in training, and bars after
-  a window would have a say in how it is read. The weights of 3. depend on one window alone.
+  live batch of one would be encoded otherwise than the same bar was in training.
 - A window is filled up at its front, not at its end: the last bar is then the last corner of
-  every picture, with the bars before it on its left and the cycle before it above. Filled up at
-  the end, the bar before the last could lie at the other side of the picture.
+  every picture, with the bars before it on its left and the cycle before it above.
 - The last block works for that corner alone, since nothing else is read from it. A mean over
   the window would need all of it, and be late: see TimeCNN.
 - Cells that are filled up stay empty in every layer; so does all outside a picture.
@@ -63,11 +61,8 @@ def choose_periods(x: Tensor, window: int, count: int) -> tuple[int, ...]:
     """The `count` strongest periods of features x[S, N, F], in bars, strongest first.
 
     Strongest by the mean amplitude over windows of `window` bars (one after another, the last one
-    ending with x), assets and features. A window of W bars has the frequencies k/W, k = 1 … W/2,
-    without the zero one, and k/W belongs to the period W/k, rounded: 2 to W bars. Where fewer than
-    `count` such periods are distinct, all of them.
-
-    Raises DataError if x is shorter than one window.
+    ending with x), assets and features. Periods are W/k, k = 1 … W/2, rounded: 2 to W bars. Where
+    fewer than `count` of them are distinct, all of them.
     """
     n_windows = len(x) // window
     if n_windows == 0:

@@ -11,10 +11,9 @@ the candidates are all the skills there are (8 drawn from a Gaussian leave 0.43 
   population at one state and action, the other experts' skills being the contrast;
 - `SkillDiscriminator`, DIAYN (Eysenbach et al., 2019): log q(z|s) − log p(z), scores from a book.
 
-The state of both is the *book*: every expert visits the same market and time, which would only add
-noise. A bonus is divided by log K and lies in [−1, 1]; it is paid to experts whose return is near
-the best only (`quality_gate`; SMERL, Kumar et al., 2020), and next to an extrinsic reward divided
-by its own standard deviation (`RunningStd`), or it would drown it.
+The state of both is the *book*: every expert visits the same market and time. A bonus is divided by
+log K and lies in [−1, 1]; it is paid to experts whose return is near the best only (`quality_gate`;
+SMERL, Kumar et al., 2020), and next to an extrinsic reward divided by its own standard deviation.
 
 Axes: `B` samples, `K` skills, `S` size of a state, `A` of an action, `Z` of a skill.
 """

@@ -184,7 +184,7 @@ def measure(
 
 
 class RunningMeasures:
-    """Measures of one book so far, a return at a time: what the batch functions give at each step."""
+    """Measures of one book so far, a return at a time: at each step, those of the functions."""
 
     def __init__(self, periods_per_year: float) -> None:
         self._root = math.sqrt(_rate(periods_per_year))

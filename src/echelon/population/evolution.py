@@ -176,7 +176,7 @@ class Evolution:
         """What `restore` needs; fit for JSON (NaN as Python writes it)."""
         return {
             "round": self.round,
-            "lineage": self.lineage.as_json(),
+            "lineage": [asdict(life) for life in self.lineage.lives],
             "pending": None if self.pending is None else asdict(self.pending),
             "fitness": self._fit.tolist(),
             "skills": self.skills.tolist(),

@@ -102,7 +102,7 @@ class DQN(ExecutionLearner):
     def train_once(self) -> Metrics:
         """Work some orders, keep them, and learn from some that are kept."""
         rollout = self.collect()
-        self.steps += rollout.env_steps
+        self.steps += int(rollout.taken.sum())
         self.scale.see(rollout.reward, rollout.taken)
         self.replay.add(rollout)
         metrics = mean_metrics([self.update() for _ in range(self.config.updates)])

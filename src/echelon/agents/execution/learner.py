@@ -61,11 +61,6 @@ class ExecutionTask:
         if not len(self.orders):
             raise DataError("there are no orders to learn from. Draw some, or give a file of them.")
 
-    @property
-    def n_features(self) -> int:
-        """F."""
-        return int(self.public.today.shape[2])
-
 
 class OrderRollout(NamedTuple):
     """Whole orders; steps first where time runs, orders first where sequences are encoded.
@@ -82,11 +77,6 @@ class OrderRollout(NamedTuple):
     reward: Tensor
     taken: Tensor
     ended: Tensor
-
-    @property
-    def env_steps(self) -> int:
-        """Steps that orders have taken."""
-        return int(self.taken.sum())
 
     def some(self, which: Ints) -> OrderRollout:
         """Of some orders."""
@@ -180,7 +170,7 @@ class ExecutionLearner(RoundLearner):
     ) -> None:
         self.config, self.task, self.seed = config, task, seed
         with global_draws(seed, "execution", "weights"):
-            self.net = ExecutionNet(network, task.n_features)
+            self.net = ExecutionNet(network, task.public.today.shape[2])
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=config.lr, fused=True)
         self.scale = ReturnScale(on=config.normalize_rewards)
         self.steps = 0

@@ -11,13 +11,11 @@
 4. A **head** makes a distribution over actions of what the policy's network says, and shares of
    actions; in an order's last step all that is left.
 
-Sequences are read causally, by a GRU, an LSTM or a block of self-attention, whole or place by place
-with a hidden state; both give the same numbers. With `NetworkSettings.block` several ticks side by
-side are one input, known when the block is whole.
+Sequences are read by a GRU, an LSTM or self-attention, whole or place by place with a hidden state;
+both give the same numbers. With `NetworkSettings.block` several ticks side by side are one input.
 
 The table depends on the day alone, never on an order: **a day is encoded once and looked up by all
-orders and steps on it**. That is why the learners are our own: with observations of
-Stable-Baselines3, every order would have its whole day encoded again at each of its steps.
+orders and steps on it**, which Stable-Baselines3's observations would not allow.
 
 Axes: `E` orders, `D` days, `T` ticks, `F` features, `S` steps, `H` hidden units, `A` numbers that
 say a policy; `B` sequences, `L` places, `I` inputs.

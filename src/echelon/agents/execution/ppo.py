@@ -10,9 +10,8 @@ One update:
    with gradients, and L = clipped policy loss + c_v · (V − G)² − c_e · entropy is descended.
 
 With `copies` over 1 each order is worked several times side by side, and from each advantage the
-mean of its copies' at the same step is taken: what the market did to all of them cancels, and what
-is left is what acting differently was worth. Copies act independently, so the gradient stays
-unbiased.
+mean of its copies' at the same step is taken: what the market did to all of them cancels. Copies
+act independently, so the gradient stays unbiased.
 
 **Oracle policy distillation** (OPD; Fang et al., "Universal Trading for Order Execution with Oracle
 Policy Distillation", AAAI 2021) is PPO with a teacher:
@@ -23,9 +22,8 @@ Policy Distillation", AAAI 2021) is PPO with a teacher:
    teacher is asked what it would do there: same order, same position, with the future known.
 3. Student's loss = PPO's + μ · L_d, with L_d = −mean log π_student(teacher's action), or, by
    setting, the mean KL(π_teacher ‖ π_student). The published weight is μ = 0.01 throughout; with
-   `distill_decay` it falls to 0: what is mostly right is where to begin and not where to end, as it
-   takes no account of how much is at stake, which the reward does. In return the teacher's action
-   has the market's noise in it once, where the reward has that of all the moves to come.
+   `distill_decay` it falls to 0, since the teacher's action takes no account of how much is at
+   stake, which the reward does.
 
 Axes: `E` orders, `S` steps, `A` numbers that say a policy.
 """
@@ -51,7 +49,6 @@ from echelon.agents.execution.network import (
     ExecutionNet,
     FractionHead,
     NetworkSettings,
-    PolicyOutput,
     RateHead,
 )
 from echelon.config.execution import ExecutionLearnerConfig
@@ -101,17 +98,16 @@ class PPO(ExecutionLearner):
         """One rollout, and the update on it."""
         rollout = self.collect()
         metrics = self.update(rollout)
-        self.steps += rollout.env_steps
+        self.steps += int(rollout.taken.sum())
         return metrics
 
     def collect(self) -> OrderRollout:
         """Draw orders and work them to their end."""
         orders = self._draw_orders(self.config.orders, self.config.copies)
-
-        def choose(output: PolicyOutput) -> Tensor:
-            return self.net.head.sample(output.params, self._action_generator)
-
-        return roll_out(self.net, self.task, orders, choose)
+        head, generator = self.net.head, self._action_generator
+        return roll_out(
+            self.net, self.task, orders, lambda output: head.sample(output.params, generator)
+        )
 
     def update(self, rollout: OrderRollout) -> Metrics:
         """Descend on a rollout; means over its minibatches."""
