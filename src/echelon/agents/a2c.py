@@ -16,7 +16,7 @@ The encodings of step 1 serve both the acting and the loss: the weights do not c
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from torch import Tensor
 
 from echelon.agents.learner import (
     Learner,
-    TrainingSetup,
     learning_rate_share,
     refuse_divergence,
     refuse_long_episode,
@@ -105,11 +104,6 @@ class A2C(Learner):
         self.rows = np.full(train.offset_groups, self.span.start, dtype=np.int64)
         self.ends = self.rows.copy()
         self._begin_episodes(first=True)
-
-    @classmethod
-    def from_setup(cls, setup: TrainingSetup) -> Self:
-        """On the train window alone; it has an encoder of its own."""
-        return cls(setup.config, setup.train, setup.seed)
 
     @classmethod
     def load_policy(
@@ -348,9 +342,8 @@ def targets(rollout: Rollout, values: Tensor, train: TrainConfig) -> Targets:
     """Returns and advantages of a rollout, given values[G,L+1,B]; no gradient flows.
 
     With `train.peer_baseline` the mean of its group's other books at the same bar is taken from
-    each book's advantage. They traded the same bars, so that what the market did to all of them
-    cancels, and what is left is what acting otherwise than they did was worth. Their actions do not
-    depend on the book's own, so the gradient stays unbiased.
+    each book's advantage: what the market did to all of them cancels. Their actions do not depend
+    on the book's own, so the gradient stays unbiased.
     """
     length = rollout.reward.shape[1]
     returns = lambda_returns(

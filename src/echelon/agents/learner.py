@@ -103,10 +103,14 @@ class RoundLearner(ABC):
 class Learner(RoundLearner):
     """An agent that learns; its steps are one per book and bar."""
 
-    @classmethod
     @abstractmethod
+    def __init__(self, config: Config, world: World, seed: int) -> None:
+        """world: with the train window"""
+
+    @classmethod
     def from_setup(cls, setup: TrainingSetup) -> Self:
-        """A fresh learner."""
+        """A fresh learner: on the train window alone, unless it says otherwise."""
+        return cls(setup.config, setup.train, setup.seed)
 
     @classmethod
     @abstractmethod

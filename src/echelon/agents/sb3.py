@@ -18,7 +18,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -33,7 +33,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.sac.policies import MultiInputPolicy
 from torch import Tensor
 
-from echelon.agents.learner import Learner, TrainingSetup
+from echelon.agents.learner import Learner
 from echelon.config import Config
 from echelon.envs.act import ActionKind, ActionRule, Holdings
 from echelon.envs.env_spec import EnvSpec
@@ -180,11 +180,6 @@ class Sb3Learner(Learner):
         self.model._last_obs = self.env.reset()
         self.model._last_episode_starts = np.ones(config.train.books, dtype=bool)
         self._latest: Metrics = {}
-
-    @classmethod
-    def from_setup(cls, setup: TrainingSetup) -> Self:
-        """On the train window alone; it sees windows of features."""
-        return cls(setup.config, setup.train, setup.seed)
 
     @classmethod
     def load_policy(

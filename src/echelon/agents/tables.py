@@ -1,10 +1,9 @@
 """Embedding tables: the whole market encoded once per version of an encoder, then looked up.
 
-1. `refresh` encodes every row on which a book can stand, in chunks and without gradients.
-2. The result goes to a file under a temporary name, which is then renamed: whoever still reads the
-   version before keeps it, nobody sees a half one. Without a path it stays in memory.
-3. `look` gives the embeddings of some rows; nothing is encoded.
-4. Where gradients are wanted (an adapter's training), `encode_rows` encodes just those rows.
+1. `refresh` encodes every row on which a book can stand, into memory or into a file that is renamed
+   when it is whole: whoever still reads the version before keeps it.
+2. `look` gives the embeddings of some rows; nothing is encoded.
+3. Where gradients are wanted (an adapter's training), `encode_rows` encodes just those rows.
 
 Axes: `T` rows, `N` assets, `D` embedding, `W` window, `B` rows asked for.
 """

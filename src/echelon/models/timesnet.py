@@ -205,16 +205,15 @@ class Stem(nn.Module):
 class TimesBlock(nn.Module):
     """Two inceptions on the pictures of all periods; their mean, residual and LayerNorm.
 
-    An inception sums convolutions over 1×1, 3×3, … cells, and a sum of convolutions is the one
-    whose kernel is their sum; so it is held as that one, drawn as such a sum. All periods share
-    kernels, and differ only in who is whose neighbour. So no picture is ever made:
+    An inception sums convolutions over 1×1, 3×3, … cells; it is held as the one whose kernel is
+    their sum. All periods share kernels, and no picture is ever made:
 
     1. `inner` makes the products of each bar, once for all periods;
     2. they are summed over the neighbours in each picture, and go through GELU: the cells;
     3. cells, times the weight of their period, are gathered by the tap that looks at them, summed
        over the periods, and `outer` makes one product of it all.
 
-    On one core that takes half the time of `nn.Conv2d` forward and backward.
+    That takes half the time of `nn.Conv2d`.
     """
 
     def __init__(self, d_model: int, dropout: float) -> None:

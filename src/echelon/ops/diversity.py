@@ -62,8 +62,7 @@ def population_volume(
     """Volume in (0, 1] that the behaviours of K experts span: about `jitter` with two clones.
 
     weights[K,S,N]; the kernel is exp(−d² / 2l²), d² the squared Euclidean distance of two
-    portfolios, meaned over states so that the number of probes does not change the scale. Two
-    portfolios of one asset each are at d² = 2.
+    portfolios, its mean over states
     jitter: added to the diagonal, which is then scaled back to 1: clones have a logarithm
     """
     assert weights.ndim == 3, f"weights should be [K,S,N], are {weights.shape}"

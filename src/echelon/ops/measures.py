@@ -105,9 +105,8 @@ def calmar(returns: Floats, periods_per_year: float) -> float:
 def cvar(returns: Floats, level: float = CVAR_LEVEL) -> float:
     """Mean loss over the worst `1 - level` of the periods; negative if even those are gains.
 
-    The tail holds k = (1 - level)·T periods, and k is seldom whole: the ⌊k⌋ worst count fully,
-    the next one by the fraction left, and the sum is divided by k (Rockafellar & Uryasev 2002,
-    and skfolio's `cvar`). With k under 1 (fewer than 20 returns at 95 %) it is the worst loss.
+    The tail holds k = (1 - level)·T periods: the ⌊k⌋ worst count fully, the next one by the
+    fraction left (Rockafellar & Uryasev 2002, and skfolio's `cvar`).
     """
     if not 0.0 < level < 1.0:
         raise ValueError(f"level must lie between 0 and 1, not {level}: 0.95 is usual")

@@ -228,11 +228,9 @@ def open_trained(
 ) -> tuple[Config, ExecutionData, dict[str, dict[int, ExecutionPolicy]]]:
     """The first run's configuration and data, and the learned policies of all, by name and seed.
 
-    split: that they are to be judged on; orders: a file of them, in place of the first run's own
+    split: that they are to be judged on, and that none may have learned from
+    orders: a file of them, in place of the first run's own
     trust_code: files of the runs' extensions that may run
-
-    A policy that has learned from the split's days, or was made for other steps, other ticks or
-    other data, is refused: what it would show there is not what it is worth.
     """
     for run in runs.values():
         if not (run / "config.yaml").is_file():

@@ -29,9 +29,8 @@ from echelon.files import blaming
 def with_executor(world: World, config: Config, *, costs: float = 1.0) -> World:
     """The world with the configuration's executor in it.
 
-    Where that is immediate: the world itself, or with a dataset of intraday bars one that fills in
-    the same way and reports what the fills cost against the day's TWAP and VWAP.
-    costs: as in `world_of`; what execution costs by its own keys is multiplied, too
+    Immediate: the world itself, or with intraday bars one that also reports what the fills cost
+    against the day's TWAP and VWAP. costs: as in `world_of`, of what execution costs too
     """
     market = config.market
     if market.executor == "immediate" and market.executor_dataset is None:

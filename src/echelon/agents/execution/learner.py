@@ -133,10 +133,9 @@ def by_day(orders: ParentOrders, parts: int, rng: np.random.Generator) -> list[I
 
 
 class ReturnScale:
-    """Running root mean square of what orders got from a step on; rewards are divided by it.
+    """Running root mean square of what orders got from a step on, or 1 where it is off.
 
-    Off, it is 1. The mean is not taken away: it would pay or fine each step of an order, and so
-    move the optimum where orders can end early.
+    The mean is not taken away: it would pay each step, and move the optimum where orders end early.
     """
 
     def __init__(self, *, on: bool) -> None:
