@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -249,7 +249,7 @@ class OffPolicy(ABC):
 
     def _modules(self) -> dict[str, nn.Module]:
         return {
-            "actor": as_module(self.actor),
+            "actor": cast(nn.Module, self.actor),
             "critic": self.critic,
             "target_critic": self.target_critic.net,
         }
@@ -292,10 +292,3 @@ def detach_obs(obs: Obs) -> Obs:
     if isinstance(obs, Tensor):
         return obs.detach()
     return obs._make(part.detach() for part in obs)
-
-
-def as_module(net: object) -> nn.Module:
-    """The network as the module that it has to be."""
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"expected a torch module, found {type(net).__name__}")
-    return net

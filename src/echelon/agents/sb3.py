@@ -268,7 +268,8 @@ class Sb3Learner(Learner):
         if isinstance(model, SAC):
             assert model.log_ent_coef is not None
             tensors["temperature"] = model.log_ent_coef
-            memory = _memory(model)
+            memory = model.replay_buffer
+            assert isinstance(memory, DictReplayBuffer)
             filled = memory.buffer_size if memory.full else memory.pos
             for name, part in _memory_arrays(memory).items():
                 tensors[f"memory.{name}"] = torch.from_numpy(part[:filled])
@@ -292,7 +293,8 @@ class Sb3Learner(Learner):
         if isinstance(model, SAC):
             assert model.log_ent_coef is not None
             model.log_ent_coef.data.copy_(tensors["temperature"])
-            memory, saved = _memory(model), below_prefix("memory.", tensors)
+            memory, saved = model.replay_buffer, below_prefix("memory.", tensors)
+            assert isinstance(memory, DictReplayBuffer)
             for name, part in _memory_arrays(memory).items():
                 part[: len(saved[name])] = saved[name].numpy()
             memory.pos, memory.full = int(state["memory"]["pos"]), bool(state["memory"]["full"])
@@ -420,11 +422,6 @@ def refuse_divergence(logged: Mapping[str, Any], steps: int) -> None:
 def _acting_part(policy: BasePolicy) -> torch.nn.Module:
     """The part of a policy that acts."""
     return policy.actor if isinstance(policy, MultiInputPolicy) else policy
-
-
-def _memory(model: SAC) -> DictReplayBuffer:
-    assert isinstance(model.replay_buffer, DictReplayBuffer)
-    return model.replay_buffer
 
 
 def _memory_arrays(memory: DictReplayBuffer) -> dict[str, np.ndarray[Any, Any]]:

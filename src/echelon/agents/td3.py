@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,6 @@ from echelon.agents.offpolicy import (
     OffPolicy,
     ReplayBatch,
     Target,
-    as_module,
     detach_obs,
 )
 from echelon.config.agents import TrainConfig
@@ -40,7 +39,7 @@ class TD3(OffPolicy):
     """Actor, twin critics, and targets of both."""
 
     def _begin(self, train: TrainConfig) -> None:
-        self.target_actor = Target(as_module(self.actor), self.expert.tau)
+        self.target_actor = Target(cast(nn.Module, self.actor), self.expert.tau)
         self._actor_loss = 0.0
 
     @torch.no_grad()

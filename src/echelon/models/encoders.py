@@ -16,6 +16,8 @@ from __future__ import annotations
 import importlib
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as fn
@@ -189,16 +191,14 @@ class TransformerEncoder(Encoder):
         step = max(1, _CHUNK_TOKENS // per_bar)
         # A layer keeps about 12 vectors per token: norms, queries, keys, values, feed-forward.
         kept = n_windows * per_bar * len(self.blocks) * 12 * self.d_model * x.element_size()
-        recompute = torch.is_grad_enabled() and kept > _KEPT_BYTES
+        embed: Callable[..., Tensor] = self._windows
+        if torch.is_grad_enabled() and kept > _KEPT_BYTES:
+            embed = partial(checkpoint, self._windows, use_reentrant=False)
         parts = []
         for first in range(0, n_windows, step):
             count = min(step, n_windows - first)
             stretch = tokens.narrow(-3, first, count + self.window - 1)
-            parts.append(
-                checkpoint(self._windows, stretch, use_reentrant=False)
-                if recompute
-                else self._windows(stretch)
-            )
+            parts.append(embed(stretch))
         return torch.cat(parts, dim=-3)
 
     def _windows(self, tokens: Tensor) -> Tensor:

@@ -33,7 +33,8 @@ Axes: `B` windows (of any asset), `S` rows, `A` assets of any group, `W` window,
 from __future__ import annotations
 
 import math
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -147,18 +148,16 @@ class TimesNet(Encoder):
         # A block keeps the picture, its middle twice and its result, per period, and the rest.
         per_bar = (2.5 * len(periods) + 4) * self.d_model * 4
         kept = n_bars * columns.shape[1] * self.window * len(self.blocks) * per_bar
-        recompute = torch.is_grad_enabled() and kept > _KEPT_BYTES
+        embed: Callable[..., Tensor] = self._windows
+        if torch.is_grad_enabled() and kept > _KEPT_BYTES:
+            embed = partial(checkpoint, self._windows, use_reentrant=False)
         parts = []
         for some in torch.split(columns, width, dim=1):
             embedded = []
             for first in range(0, n_bars, bars):
                 count = min(bars, n_bars - first)
                 stretch = some.narrow(0, first, count + self.window - 1)
-                embedded.append(
-                    checkpoint(self._windows, stretch, periods, use_reentrant=False)
-                    if recompute
-                    else self._windows(stretch, periods)
-                )
+                embedded.append(embed(stretch, periods))
             parts.append(torch.cat(embedded))
         z = torch.cat(parts, dim=1)
         return z.view(n_bars, -1, x.shape[-2], self.d_model).movedim(0, 1) if x.dim() == 4 else z

@@ -5,15 +5,13 @@
 
 Conventions, the same for every measure:
 
-- The risk-free rate is 0. Standard deviations are those of a sample (ddof 1), as in quantstats
-  and skfolio.
+- The risk-free rate is 0. Standard deviations are those of a sample (ddof 1).
 - Drawdown, CVaR and costs are positive when they hurt.
 - A series must hold at least one return, all of them finite, and none below -1 where they are
   compounded; anything else is a ValueError.
 - A ratio with nothing below the line is its limit, 0 for 0/0 (cash has Sharpe 0), else ±inf: the
   order of two results stays right.
-- NaN in a result means "undefined": volatility and Sharpe of a single return, the hit rate
-  of a series of zeros.
+- NaN is "undefined": volatility and Sharpe of a single return, the hit rate of a series of zeros.
 """
 
 from __future__ import annotations
