@@ -25,7 +25,7 @@ from echelon.config import load_config, override_config
 from echelon.config.hierarchy import ExpertsConfig
 from echelon.envs import World
 from echelon.errors import ConfigError, DataError, StoreError, TrainingError
-from echelon.ops.diversity import KlWeightRule
+from echelon.ops.diversity import next_kl_weight
 from echelon.population.expert_reward import ActionSamples, BonusMetrics
 from echelon.population.learner import HierarchyLearner
 from echelon.population.measurement import (
@@ -174,8 +174,9 @@ def test_the_routers_settings_are_tried_and_put_into_it(world: World, tmp_path: 
     assert learner.router.model.learning_rate == pytest.approx(values["router_lr"])
     usual = learner.config.meta_router
     # Evolution multiplies what adaptation has made of λ, here in one rollout.
-    rule = KlWeightRule(floor=usual.entropy_floor, most=usual.kl_lambda_max)
-    adapted = rule.next(usual.kl_lambda, learner.router.incentive.usage.entropy(), 3)
+    spread = learner.router.incentive.usage.entropy()
+    limits = {"floor": usual.entropy_floor, "most": usual.kl_lambda_max}
+    adapted = next_kl_weight(usual.kl_lambda, spread, 3, **limits)
     change = values["kl_lambda"] / usual.kl_lambda
     assert adapted < usual.kl_lambda
     assert learner.router.incentive.weight == pytest.approx(adapted * change)
