@@ -20,14 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from echelon.agents.offpolicy import (
-    ActionSample,
-    Obs,
-    OffPolicy,
-    ReplayBatch,
-    Target,
-    detach_obs,
-)
+from echelon.agents.offpolicy import ActionSample, Obs, OffPolicy, ReplayBatch, Target, detach_obs
 from echelon.config.agents import TrainConfig
 from echelon.types import Metrics
 

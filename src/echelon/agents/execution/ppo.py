@@ -45,12 +45,7 @@ from echelon.agents.execution.learner import (
     roll_out,
     taken_mean,
 )
-from echelon.agents.execution.network import (
-    ExecutionNet,
-    FractionHead,
-    NetworkSettings,
-    RateHead,
-)
+from echelon.agents.execution.network import ExecutionNet, FractionHead, NetworkSettings, RateHead
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import ConfigError
 from echelon.ops.returns import explained_variance, lambda_returns
