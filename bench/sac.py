@@ -269,7 +269,7 @@ def clocked(learner: ExpertLearner) -> Iterator[dict[str, float]]:
         return patch.object(owner, method, run)
 
     with (
-        clock("collect", learner, "_collect"),
+        clock("collect", learner.collector, "step"),
         clock("draw", learner.replay, "sample"),
         clock("batch", expert, "replayed_obs"),
         clock("update", learner.core, "update"),

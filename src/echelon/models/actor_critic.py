@@ -335,9 +335,9 @@ class ActorCritic(nn.Module):
         self, market: MarketTensors, portfolio: Tensor, present: Tensor, mask: Tensor | None
     ) -> None:
         """State the shapes; a wrong one would broadcast into a wrong answer without an error."""
-        shape = list(portfolio.shape)
-        fits = len(shape) >= 3 and shape[-1] == self.n_portfolio
-        assert fits, f"expected portfolio [..., E, N, {self.n_portfolio}], found {shape}"
+        given = list(portfolio.shape)
+        fits = len(given) >= 3 and given[-1] == self.n_portfolio
+        assert fits, f"expected portfolio [..., E, N, {self.n_portfolio}], found {given}"
         assert portfolio.dtype == torch.float32, (
             f"expected portfolio as float32, found {portfolio.dtype}"
         )

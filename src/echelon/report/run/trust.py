@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from typing_extensions import TypedDict
 
@@ -249,12 +249,17 @@ class _Gap(TypedDict):
     high: Number | None
 
 
+class _Difference(TypedDict):
+    days: _Gap
+    seeds: _Gap
+
+
 class _Run(TypedDict):
     name: str
     algo: str
     best_steps: dict[Seed, int]
     seeds: dict[Seed, MeasureValues]
-    difference: dict[Literal["days", "seeds"], _Gap] | None
+    difference: _Difference | None
 
 
 class _Comparison(TypedDict):
