@@ -79,13 +79,13 @@ def test_sentence_gives_the_values_of_the_event() -> None:
     values = {"before": 0.51239, "after": math.nan}
     assert EN.event("trial_reverted", values) == "fitness 0.5124 → nan fell"
     assert ZH.event("turnover_cut", {"share": 0.37}) == "向目标仓位调整了 37%"
-    assert EN.named("life", "worker_lost") == "Worker lost"
+    assert EN.term("life", "worker_lost") == "Worker lost"
 
 
 @pytest.mark.parametrize("code", ["a_new_rule", "trial_kept"])
 def test_event_without_a_sentence_for_its_values_shows_code_and_values(code: str) -> None:
     assert EN.event(code, {"loss": 0.25}) == f"{code.replace('_', ' ')}, loss 0.25"
-    assert ZH.named("life", "a_new_kind") == "a new kind"
+    assert ZH.term("life", "a_new_kind") == "a new kind"
 
 
 def test_names_are_those_of_the_language() -> None:

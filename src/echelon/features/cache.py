@@ -77,7 +77,7 @@ class StoredFile:
     sha256: str
 
     @staticmethod
-    def of(path: Path) -> StoredFile:
+    def from_file(path: Path) -> StoredFile:
         """Those of a file here."""
         return StoredFile(path.stat().st_size, sha256_once(path))
 
@@ -179,7 +179,7 @@ class LocalCache:
                 for file in sorted(directory.iterdir()):
                     link_or_copy(file, staging / file.name)
                     sync(file)
-                    files[file.name] = StoredFile.of(file)
+                    files[file.name] = StoredFile.from_file(file)
                 write_json(staging / _ENTRY, asdict(Description(2, key, _PIECE, files)))
                 shutil.rmtree(entry, ignore_errors=True)
                 staging.rename(entry)
@@ -329,7 +329,7 @@ class RedisCache:
                 with file.open("rb") as handle:
                     for k, data in enumerate(iter(partial(handle.read, _PIECE), b"")):
                         self.client.set(f"{self.prefix}:{key}:{file.name}:{k}", data)
-                sent[file.name] = StoredFile.of(file)
+                sent[file.name] = StoredFile.from_file(file)
             description = Description(2, key, _PIECE, sent)
             tree = asdict(description)
             if self._secret is not None:

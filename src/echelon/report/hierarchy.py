@@ -386,6 +386,6 @@ def population_table(history: PopulationHistory, words: Words) -> Table:
     rows: list[list[Content]] = []
     for event in history.events[::-1][:MOST_EVENTS]:
         done = words.event(event.code, event.values)
-        texts = (words.named("life", event.kind), words.who(event.who), done)
+        texts = (words.term("life", event.kind), words.who(event.who), done)
         rows.append([f"{event.round:,}", *(Cell(text, "text") for text in texts)])
     return Table(head, rows, "measures events")

@@ -40,7 +40,7 @@ def rules_text(facts: Mapping[str, Any], words: Words) -> str:
         ),
         *([words("least_order", value=f"{least:,.0f}")] if least else []),
     ]
-    fill = words("rules_fill", fill=words.named("ledger", facts["fill"]))
+    fill = words("rules_fill", fill=words.term("ledger", facts["fill"]))
     if facts["executor"] != "immediate":
         fill += words("rules_executor", executor=facts["executor"])
     if not facts["charged"]:

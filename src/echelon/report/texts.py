@@ -80,7 +80,7 @@ class Words:
         """What a baseline is called in the middle of a sentence."""
         return self._text_or("in_text", key, self.name(key))
 
-    def named(self, kind: str, key: str) -> str:
+    def term(self, kind: str, key: str) -> str:
         """What a reason (of a cut order), an event of a life or a ledger's phrase is called."""
         return self._text_or(kind, key, key.replace("_", " "))
 

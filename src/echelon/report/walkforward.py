@@ -287,7 +287,7 @@ def _facts(walk: WalkData, words: Words, command: str) -> FactRows:
         ("fact_assets", [" – ".join(dict.fromkeys((f"{assets[0]:,}", f"{assets[-1]:,}")))]),
         *data_facts(walk.facts.get("run", {}), words),
         *(
-            (f"fact_{name}", [words.named("ledger", ledger[name]) if ledger else words("unknown")])
+            (f"fact_{name}", [words.term("ledger", ledger[name]) if ledger else words("unknown")])
             for name in ("fill", "prices")
         ),
         *rules_facts(recorded_rules(walk.facts, config), words),

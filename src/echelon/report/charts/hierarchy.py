@@ -302,7 +302,7 @@ def _lineage_plot(tree: FamilyTree, history: PopulationHistory, words: Words) ->
     for kind in [*LIFE_SYMBOLS, *sorted({b.life.kind for b in tree.branches} - set(LIFE_SYMBOLS))]:
         decided = [branch for branch in tree.branches if branch.life.kind == kind]
         if decided:
-            name, restart = words.named("life", kind), kind == "reseed"
+            name, restart = words.term("life", kind), kind == "reseed"
             marks = np.array([branch.mark for branch in decided])
             members = [branch.life.member for branch in decided]
             symbol = LIFE_SYMBOLS.get(kind, "diamond")

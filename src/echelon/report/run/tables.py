@@ -210,7 +210,7 @@ def orders_table(split: SplitData, words: Words) -> Table | None:
         row(words("orders_whole"), [counted.whole for counted in every]),
         *(
             row(
-                words.named("reason", reason),
+                words.term("reason", reason),
                 [counted.by_reason.get(reason, 0) for counted in every],
             )
             for reason in sorted(total, key=lambda reason: (-total[reason], reason))
