@@ -336,7 +336,7 @@ class Pretraining:
                 torch._foreach_copy_(weights, mean)
                 said = self._forecasts(self.valid, self.stop_pieces)
                 torch._foreach_copy_(weights, own)
-            valid_losses.append(float(np.nanmean((said - self.y_stop) ** 2, dtype=np.float64)))
+            valid_losses.append(_loss(said, self.y_stop))
             train_losses.append(float(np.mean(losses)))
             if valid_losses[-1] < best:
                 best, best_epoch, best_weights = valid_losses[-1], epoch, _clones(mean)
@@ -441,6 +441,10 @@ class Pretraining:
             "masked_r2": self._masked_r2(),
             "scores": scores(forecasts, horizons, self.seed),
         }
+
+
+def _loss(said: Floats32, y: Floats32) -> float:
+    return float(np.nanmean((said - y) ** 2, dtype=np.float64))
 
 
 def _clones(weights: Sequence[Tensor]) -> list[Tensor]:
