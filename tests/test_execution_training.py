@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from echelon.cli.app import app
 from echelon.cli.execution import train_execution_run
+from echelon.cli.options import RunOptions
 from echelon.cli.train import make_room
 from echelon.config import Config, load_config, to_yaml
 from echelon.config.execution import ExecutionConfig
@@ -233,10 +234,10 @@ def test_a_refused_start_is_in_nobodys_way(store: Path, tmp_path: Path) -> None:
     path.write_text(head + "S0001,2015-01-20,hold,10\n", encoding="utf-8")
     config = configured(store, f"execution.orders.path={path}", *SHORT)
     with pytest.raises(DataError, match="no direction"):
-        train_execution_run(config, place, workers=1, resume=False, overwrite=False)
+        train_execution_run(config, place, RunOptions(workers=1))
     assert not place.exists()
     path.write_text(head + "S0001,2015-01-20,sell,10\nS0001,2015-02-20,buy,10\n", encoding="utf-8")
-    done = train_execution_run(config, place, workers=1, resume=False, overwrite=False)
+    done = train_execution_run(config, place, RunOptions(workers=1))
     assert [one.ending for one in done] == ["done"]
 
 

@@ -31,13 +31,13 @@ LORA, NAME = LoraConfig(rank=4), ("expert",)
 X = torch.randn((30, N, F), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.fixture(autouse=True)
 def use_adapter(encoder: Encoder, name: str) -> None:
     """Let one adapter act and be trained, and no other."""
     for _, layer in adapted_layers(encoder):
         layer.set_adapter(name)
 
 
+@pytest.fixture(autouse=True)
 def seeded() -> Iterator[None]:
     """Adapters are drawn from torch's own generator."""
     with torch.random.fork_rng(devices=[]):

@@ -27,7 +27,7 @@ from echelon.agents.execution.network import (
     private_inputs,
     side_of,
 )
-from echelon.errors import StoreError, shorten
+from echelon.errors import DataError, StoreError, shorten
 from echelon.execution.days import Days
 from echelon.execution.features import Extensions, PublicArrays, Quotes, public_features
 from echelon.execution.simulator import Simulator
@@ -56,7 +56,11 @@ class LearnedPolicy:
         self._orders: tuple[Tensor, Tensor] | None = None
         """What is known of the market [E,S,H], and the orders' sides [E]."""
         self._state: HiddenState = None
-        assert public.today.shape[2] == net.n_features, "other features than it was trained with"
+        if public.today.shape[2] != net.n_features:
+            raise DataError(
+                f"policy {name!r} was made for {net.n_features} public features, these days have "
+                f"{public.today.shape[2]}. Use the features it was trained with."
+            )
 
     def start(self, simulator: Simulator) -> None:
         """Encode the days."""
