@@ -359,7 +359,7 @@ importing._SPILL_ROWS = 100
 if {stage!r} == "merging":
     importing.symbols_table = die
 if {stage!r} == "publishing":
-    store_module.write_json = die
+    store_module.files.write_json = die
 bars = make_bars(seed=9)
 importing.import_source(Dying(bars, pieces=4), Store(Path({root!r})), "m")
 """
