@@ -1,11 +1,11 @@
-"""Make the numbers that Retrace is held against: rlax's own, on random sequences.
+"""Make the numbers that V-trace and Retrace are held against: rlax's own, on random sequences.
 
     python scripts/make_rlax_reference.py [--venv DIR]
 
 1. Makes a virtual environment of its own (default .venvs/rlax) with rlax and jax for the CPU:
    nothing of ours needs them.
 2. In it, draws sequences of several lengths, with terminations and truncations, and calls rlax in
-   float64: `general_off_policy_returns_from_q_and_v` and `retrace_continuous`.
+   float64: `vtrace`, `general_off_policy_returns_from_q_and_v` and `retrace_continuous`.
 3. Stores inputs and answers in tests/fixtures/rlax/reference.json, with the versions.
 
 rlax knows no truncation within a sequence: it is called on each piece between two cuts by itself,
@@ -38,15 +38,16 @@ ROOT = Path(__file__).resolve().parent.parent
 FIXTURE = ROOT / "tests" / "fixtures" / "rlax" / "reference.json"
 SEQUENCES = 3
 LENGTHS = (1, 2, 5, 16)
-# (λ, spread of log π/μ): on-policy, near, far; λ of 0, in between, 1.
+# (λ, ρ̄, spread of log π/μ): on-policy, near, far; λ of 0, in between, 1; ρ̄ below, at, above 1.
+# rlax's c̄ is always 1.
 SETTINGS = (
-    (1.0, 0.0),
-    (1.0, 0.5),
-    (0.9, 2.0),
-    (0.7, 1.0),
-    (0.95, 0.5),
-    (0.0, 1.0),
-    (1.0, 0.3),
+    (1.0, 1.0, 0.0),
+    (1.0, 1.0, 0.5),
+    (0.9, 1.0, 2.0),
+    (0.7, 3.7, 1.0),
+    (0.95, 1.3, 0.5),
+    (0.0, 1.0, 1.0),
+    (1.0, 1e9, 0.3),
 )
 
 
@@ -100,7 +101,9 @@ def write_fixture() -> None:
     temporary.replace(FIXTURE)
 
 
-def _case(rng: np.random.Generator, length: int, trace: float, spread: float) -> dict[str, Any]:
+def _case(
+    rng: np.random.Generator, length: int, trace: float, rho_bar: float, spread: float
+) -> dict[str, Any]:
     """One setting: inputs [L,B] time first, and what rlax makes of them."""
     import numpy as np
 
@@ -120,22 +123,33 @@ def _case(rng: np.random.Generator, length: int, trace: float, spread: float) ->
         "log_ratio_t": drawn(spread),
         "truncated": truncated,
     }
-    answers = {name: np.full(shape, np.nan) for name in ("returns", "retrace_errors")}
+    answers = {
+        name: np.full(shape, np.nan) for name in ("vtrace_errors", "returns", "retrace_errors")
+    }
     for b in range(SEQUENCES):
         for piece in _pieces(truncated[:, b]):
             of = {name: values[piece, b] for name, values in inputs.items()}
-            for name, answer in _asked(of, trace).items():
+            for name, answer in _asked(of, trace, rho_bar).items():
                 answers[name][piece, b] = answer
     stored = {name: values.tolist() for name, values in (inputs | answers).items()}
-    return {"trace": trace, **stored}
+    return {"trace": trace, "rho_bar": rho_bar, **stored}
 
 
-def _asked(of: dict[str, NDArray[Any]], trace: float) -> dict[str, NDArray[np.float64]]:
+def _asked(
+    of: dict[str, NDArray[Any]], trace: float, rho_bar: float
+) -> dict[str, NDArray[np.float64]]:
     """Rlax's answers for one sequence [L] that nothing but a termination interrupts."""
     import numpy as np
     import rlax
 
     asked: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+        "vtrace_errors": (
+            rlax.vtrace,
+            (
+                *(of["v_t"], of["v_next"], of["r_t"], of["discount_t"]),
+                *(np.exp(of["log_ratio_t"]), np.float64(trace), rho_bar),
+            ),
+        ),
         "returns": (
             rlax.general_off_policy_returns_from_q_and_v,
             (

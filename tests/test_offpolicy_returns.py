@@ -1,4 +1,4 @@
-"""Retrace: by hand, as a sum written out, against rlax, and where it comes to rest."""
+"""V-trace and Retrace: by hand, as sums written out, against rlax, and where they come to rest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from slow_returns import discounted_returns
 from torch import Tensor
 
-from echelon.ops.returns import retrace
+from echelon.ops.returns import retrace, vtrace
 from echelon.ops.squashed import trace_coefficients
 
 FIXTURE = Path(__file__).parent / "fixtures" / "rlax" / "reference.json"
@@ -84,6 +84,30 @@ def test_retrace_truncated_inside_bootstraps_with_the_state_before_the_new_begin
     assert got[:, 0].tolist() == [3.0, 6.0]
 
 
+def test_vtrace_by_hand() -> None:
+    # ρ = (4 → 2, ½), c = ½·(4 → 1, ½). δ_1 = 2 + ½·8 − 2 = 4, e_1 = ½·4 = 2;
+    # δ_0 = 1 + ½·2 − 3 = −1, e_0 = 2·(−1) + ½·½·2 = −1.5.
+    got = vtrace(
+        *(column(1, 2), column(0.5, 0.5), column(3, 2), column(2, 8)),
+        column(math.log(4), math.log(0.5)),
+        rho_bar=2.0,
+        trace=0.5,
+    )
+    torch.testing.assert_close(got, column(1.5, 4.0), rtol=1e-14, atol=0.0)
+
+
+def test_vtrace_bounds_the_trace_by_its_own_c_bar() -> None:
+    # As above with c̄ = 2 in the place of 1: e_0 = −2 + ½·½·2·2 = −1.
+    got = vtrace(
+        *(column(1, 2), column(0.5, 0.5), column(3, 2), column(2, 8)),
+        column(math.log(4), math.log(0.5)),
+        rho_bar=2.0,
+        c_bar=2.0,
+        trace=0.5,
+    )
+    torch.testing.assert_close(got, column(2.0, 4.0), rtol=1e-14, atol=0.0)
+
+
 def pieces(d: Drawn, b: int) -> list[list[int]]:
     """The steps of sequence b, split where one does not go on from the other."""
     found: list[list[int]] = [[]]
@@ -110,12 +134,51 @@ def retrace_written_out(d: Drawn, trace: float) -> Tensor:
     return out
 
 
+def vtrace_written_out(d: Drawn, trace: float, rho_bar: float, c_bar: float) -> Tensor:
+    """V + Σ_k (Π γ c) ρ_k (r_k + γ_k V_{k+1} − V_k), each target by itself."""
+    out = torch.zeros_like(d.r_t)
+    r, g, v, v_next, _, log_ratio, *_ = (x.tolist() for x in d)
+    for b in range(d.r_t.shape[1]):
+        for piece in pieces(d, b):
+            for start in piece:
+                total, weight = v[start][b], 1.0
+                for k in piece[piece.index(start) :]:
+                    ratio = math.exp(log_ratio[k][b])
+                    error = r[k][b] + g[k][b] * v_next[k][b] - v[k][b]
+                    total += weight * min(rho_bar, ratio) * error
+                    weight *= g[k][b] * trace * min(c_bar, ratio)
+                out[start, b] = total
+    return out
+
+
 @given(st.integers(1, 9), st.integers(1, 4), st.floats(0.0, 1.0), st.integers(0, 2**32 - 1))
 def test_retrace_equals_the_sum_written_out(length: int, n: int, trace: float, seed: int) -> None:
     d = drawn(length, n, seed)
     c_t = trace_coefficients(d.log_ratio_t, trace)
     got = retrace(d.r_t, d.discount_t, d.v_next, d.q_t, c_t, truncated=d.truncated)
     torch.testing.assert_close(got, retrace_written_out(d, trace), rtol=1e-11, atol=1e-11)
+
+
+@given(
+    st.integers(1, 9),
+    st.floats(0.0, 1.0),
+    st.floats(0.1, 3.0),
+    st.floats(0.0, 3.0),
+    st.integers(0, 2**32 - 1),
+)
+def test_vtrace_equals_the_sum_written_out(
+    length: int, trace: float, c_bar: float, more: float, seed: int
+) -> None:
+    d = drawn(length, 3, seed)
+    got = vtrace(
+        *(d.r_t, d.discount_t, d.v_t, d.v_next, d.log_ratio_t),
+        rho_bar=c_bar + more,
+        c_bar=c_bar,
+        trace=trace,
+        truncated=d.truncated,
+    )
+    wanted = vtrace_written_out(d, trace, c_bar + more, c_bar)
+    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
 
 
 def of(case: dict[str, Any], name: str) -> Tensor:
@@ -131,13 +194,30 @@ def test_reference_comes_from_the_pinned_rlax_and_holds_what_it_should() -> None
     assert f'JAX = "{provenance["jax"]}"' in text
     assert {len(case["r_t"]) for case in CASES} == {1, 2, 5, 16}
     assert {case["trace"] for case in CASES} >= {0.0, 0.7, 0.9, 1.0}
+    assert {case["rho_bar"] for case in CASES} >= {1.0, 1.3, 3.7}
     terminations = sum(int((of(case, "discount_t") == 0.0).sum()) for case in CASES)
     cuts_inside = sum(int(of(case, "truncated")[:-1].sum()) for case in CASES)
     assert min(terminations, cuts_inside) > 30
     assert FIXTURE.stat().st_size < 200 * 1024
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{len(c['r_t'])}-{c['trace']}")
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda c: f"{len(c['r_t'])}-{c['trace']}-{c['rho_bar']}"
+)
+def test_vtrace_equals_rlax(case: dict[str, Any]) -> None:
+    got = vtrace(
+        *(of(case, k) for k in ("r_t", "discount_t", "v_t", "v_next", "log_ratio_t")),
+        rho_bar=case["rho_bar"],
+        trace=case["trace"],
+        truncated=of(case, "truncated"),
+    )
+    wanted = of(case, "v_t") + of(case, "vtrace_errors")
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda c: f"{len(c['r_t'])}-{c['trace']}-{c['rho_bar']}"
+)
 def test_retrace_equals_rlax(case: dict[str, Any]) -> None:
     got = retrace(
         *(of(case, k) for k in ("r_t", "discount_t", "v_next", "q_t")),
@@ -149,7 +229,7 @@ def test_retrace_equals_rlax(case: dict[str, Any]) -> None:
     torch.testing.assert_close(got - of(case, "q_t"), errors, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("case", CASES[-7:], ids=lambda c: str(c["trace"]))
+@pytest.mark.parametrize("case", CASES[-7:], ids=lambda c: f"{c['trace']}-{c['rho_bar']}")
 def test_float32_stays_near_rlax(case: dict[str, Any]) -> None:
     got = retrace(
         *(of(case, k).float() for k in ("r_t", "discount_t", "v_next", "q_t")),
@@ -158,6 +238,15 @@ def test_float32_stays_near_rlax(case: dict[str, Any]) -> None:
     )
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, of(case, "returns").float(), rtol=1e-5, atol=2e-5)
+
+
+def test_on_policy_vtrace_is_the_return_with_a_bootstrap() -> None:
+    d = drawn(6, 4, 1)
+    v = torch.cat([d.v_t, d.v_next[-1:]])  # uncut: the next state is the next step's
+    same = torch.zeros_like(d.r_t)
+    got = vtrace(d.r_t, d.discount_t, v[:-1], v[1:], same)
+    wanted = discounted_returns(d.r_t, d.discount_t, v[-1])
+    torch.testing.assert_close(got, wanted, rtol=1e-13, atol=1e-13)
 
 
 def test_on_policy_retrace_is_the_return_with_a_bootstrap_and_known_luck_removed() -> None:
@@ -301,6 +390,25 @@ def test_naive_target_is_right_where_the_data_is_its_own(world: World) -> None:
     torch.testing.assert_close(mean_retrace(own, q, one, 0.0), q, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("rho_bar", [1.0, 1.2, math.inf])
+def test_vtrace_leaves_the_values_of_the_bounded_policy_as_they_are(
+    world: World, rho_bar: float
+) -> None:
+    bounded = torch.minimum(rho_bar * world.mu, world.pi)
+    policy = bounded / bounded.sum(1, keepdim=True)
+    v = (policy * world.exact_q(policy, 0.0)).sum(1)
+    target = vtrace(
+        *(world.at(world.reward), world.at(world.discount), v[world.states], v[world.following]),
+        world.at(world.pi.log() - world.mu.log()),
+        rho_bar=rho_bar,
+    )
+    mean = (world.mu * world.given_first_pair(target)).sum(1)
+    torch.testing.assert_close(mean, v, rtol=1e-12, atol=1e-12)
+    of_pi = (world.pi * world.exact_q(world.pi, 0.0)).sum(1)
+    # DESIGN.md: the bound on ρ moves the fixed point, so that critics of Q must do without it.
+    assert bool(((v - of_pi).abs() > 0.05).any()) == (rho_bar < math.inf)
+
+
 def test_sequences_do_not_mix() -> None:
     d = drawn(5, 3, 5)
     c_t = trace_coefficients(d.log_ratio_t, 1.0)
@@ -315,9 +423,16 @@ def test_targets_carry_no_gradient_and_inputs_stay_as_they_were() -> None:
     d = drawn(5, 3, 6)
     values = [x.clone().requires_grad_() for x in (d.r_t, d.discount_t, d.v_t, d.v_next)]
     r, g, v, v_next = values
+    assert not vtrace(r, g, v, v_next, d.log_ratio_t.clone().requires_grad_()).requires_grad
     assert not retrace(r, g, v_next, v, v).requires_grad
     for x, old in zip(values, (d.r_t, d.discount_t, d.v_t, d.v_next), strict=True):
         assert torch.equal(x.detach(), old)
+
+
+def test_ratio_that_overflows_is_bounded_like_any_other() -> None:
+    args = (column(1, 2), column(0.5, 0.5), column(3, 2), column(2, 8))
+    assert torch.equal(vtrace(*args, column(1e6, 1e6)), vtrace(*args, column(1, 1)))
+    assert vtrace(*args, column(-1e6, -1e6)).tolist() == args[2].tolist()
 
 
 @pytest.mark.parametrize("wrong", range(5))
@@ -327,6 +442,8 @@ def test_wrong_shapes_and_kinds_are_refused(wrong: int) -> None:
         args = [bad if i == wrong else x for i, x in enumerate(good)]
         with pytest.raises(AssertionError, match=r"\[L,B\]|float64"):
             retrace(*args)
+        with pytest.raises(AssertionError, match=r"\[L,B\]|float64"):
+            vtrace(*args)
 
 
 def test_masks_must_be_bool_and_of_the_same_shape() -> None:
@@ -335,3 +452,12 @@ def test_masks_must_be_bool_and_of_the_same_shape() -> None:
         retrace(*good, truncated=torch.zeros(3, 2))
     with pytest.raises(AssertionError, match=r"truncated is not \[L,B\]"):
         retrace(*good, truncated=torch.ones(2, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    "setting", [{"trace": 1.1}, {"trace": -0.1}, {"rho_bar": 0.5}, {"c_bar": 0.0}]
+)
+def test_settings_out_of_bounds_are_refused(setting: dict[str, float]) -> None:
+    good = [torch.zeros(3, 2) for _ in range(5)]
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        vtrace(*good, **setting)
