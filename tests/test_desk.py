@@ -23,6 +23,7 @@ from echelon.population.expert_books import (
     survey,
     within_limits,
 )
+from echelon.population.measurement import parts_of
 from echelon.population.router_task import (
     make_observation,
     market_view,
@@ -246,6 +247,18 @@ def test_market_view_knows_nothing_of_later_rows_nor_of_other_stretches() -> Non
     later = market_view(replace(draws[0], growth=changed), first_rows(draws[0]), (2, 5))
     np.testing.assert_array_equal(later[:30], whole[:30])
     assert (later[30:] != whole[30:50]).any()
+
+
+def test_the_router_sees_the_market_in_its_own_part_of_the_train_window() -> None:
+    world = make_world(n_rows=90, window=4, splits={"train": range(60), "valid": range(60, 90)})
+    router = parts_of(world, 0.3).router
+    first = router.splits["train"].start
+    assert first > 40
+    seen = market_view(router, first_rows(router), (2, 5))
+    assert (seen[first:60] != 0.0).any(axis=1).all()
+    # From the window of its first row on it is what the whole train window shows there.
+    whole = market_view(world, first_rows(world), (2, 5))
+    np.testing.assert_allclose(seen[first + 5 : 60], whole[first + 5 : 60], atol=1e-5)
 
 
 def test_market_view_of_two_assets_by_hand() -> None:

@@ -177,7 +177,8 @@ def market_view(world: World, first: NDArray[np.int64], horizons: Sequence[int])
     for low, high in zip([0, *edges.tolist()], [*edges.tolist(), len(first)], strict=True):
         since = max(int(first[low]) - world.window + 1, 0)
         part = _market_piece(world.growth[since:high], world.present[since:high], horizons)
-        out[low:high] = part[low - since :] if low >= since else 0.0
+        begin = max(low, since)  # nobody stands on rows before
+        out[begin:high] = part[begin - since :]
     return out
 
 
