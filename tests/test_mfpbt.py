@@ -263,7 +263,8 @@ def test_weakest_of_five_is_tried_with_other_hyperparameters_and_keeps_what_does
 def test_proposal_goes_through_json() -> None:
     proposal = propose(FIVE, 4, np.arange(5.0), beginnings(FIVE), seed=1)
     assert proposal is not None
-    assert Proposal.from_json(json.loads(json.dumps(asdict(proposal)))) == proposal
+    assert json.loads(json.dumps(proposal.as_json())) == proposal.as_json()
+    assert Proposal.from_json(proposal.as_json()) == proposal
 
 
 def test_worst_expert_begins_anew_only_when_experts_have_become_alike() -> None:

@@ -133,7 +133,7 @@ class Decision:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Decision:
-        """What `asdict` gave, through JSON."""
+        """What a proposal's `as_json` has of it."""
         return cls(**{**record, "cause": Cause(*record["cause"])})
 
 
@@ -145,9 +145,15 @@ class Proposal:
     before: Hyperparameters
     fitness: float
 
+    def as_json(self) -> dict[str, Any]:
+        """The record in plain types."""
+        record = asdict(self)
+        record["decision"]["cause"] = list(self.decision.cause)
+        return record
+
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Proposal:
-        """What `asdict` gave, through JSON."""
+        """What `as_json` gave."""
         return cls(**{**record, "decision": Decision.from_json(record["decision"])})
 
 

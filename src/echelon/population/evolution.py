@@ -177,7 +177,7 @@ class Evolution:
         return {
             "round": self.round,
             "lineage": [asdict(life) for life in self.lineage.lives],
-            "pending": None if self.pending is None else asdict(self.pending),
+            "pending": None if self.pending is None else self.pending.as_json(),
             "fitness": self._fit.tolist(),
             "skills": self.skills.tolist(),
             "drawn": self._drawn,
@@ -297,7 +297,7 @@ class RouterEvolution:
         return {
             "round": self.round,
             "values": dict(self.values),
-            "pending": None if self.pending is None else asdict(self.pending),
+            "pending": None if self.pending is None else self.pending.as_json(),
             "learned": self._learned,
         }
 
