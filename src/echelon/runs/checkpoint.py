@@ -71,11 +71,13 @@ def save_checkpoint(
     *,
     config_hash: str,
     keep: int,
+    drop: str | None = None,
 ) -> Path:
     """Write the checkpoint of `step` below `directory`, then remove what is no longer needed.
 
     state: values JSON can hold; NaN and infinities are allowed (Python's dialect of JSON)
     keep: this many of the newest stay, the new one included
+    drop: name of another (`step-000000400`) that goes, and does not count among them
 
     Checkpoints of later steps are removed: the run was resumed from before them, and the one to
     resume from next is this one. Log the metrics of a step and save `best` before its checkpoint,
@@ -88,7 +90,8 @@ def save_checkpoint(
     target = directory / f"step-{step:09d}"
     _write(target, step, tensors, state, config_hash)
     paths = list_checkpoints(directory)
-    earlier = [path for path in paths if _step_of(path) <= step]
+    gone = {drop} - {target.name}
+    earlier = [path for path in paths if _step_of(path) <= step and path.name not in gone]
     for path in paths:
         if path not in earlier[-keep:]:
             # Renamed first, so that a kill leaves no half one under its name.

@@ -121,6 +121,9 @@ class TrainingLoop(ABC, Generic[LearnerT]):
         self.select_by, self.reward_scale = select_by, reward_scale
         self.course = Course()
         self.resumed_at: int | None = None
+        self._passing: str | None = None
+        """Name of the checkpoint of a stop, of which an uninterrupted training has none: the next
+        one takes its place, so that the same ones are left in the end."""
         if resume is not None:
             self._restore(resume)
 
@@ -146,6 +149,7 @@ class TrainingLoop(ABC, Generic[LearnerT]):
         every, learner, course = self.intervals, self.learner, self.course
         started, first_step = time.perf_counter(), learner.steps
         ending: Ending = "done"
+        passing = False
         # From here on an earlier ending is no longer how this training ended.
         (self.directory / RESULT).unlink(missing_ok=True)
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -172,12 +176,13 @@ class TrainingLoop(ABC, Generic[LearnerT]):
                     on_progress(self._progress(rate))
                 if ending == "patience":
                     break
-                if _is_due(before, learner.steps, every.checkpoint):
+                due = _is_due(before, learner.steps, every.checkpoint)
+                if due:
                     self._checkpoint(log)
                 if not last and should_stop():
-                    ending = "stopped"
+                    ending, passing = "stopped", not due
                     break
-            self._checkpoint(log)
+            self._checkpoint(log, passing=passing)
             learner.close()
         except BaseException:
             _finish(sinks, log, "failed")
@@ -246,17 +251,20 @@ class TrainingLoop(ABC, Generic[LearnerT]):
         best = course.best_score if course.best_step >= 0 else math.nan
         return Progress(self.seed, steps, total, rate, course.reward, course.score, best)
 
-    def _checkpoint(self, log: MetricLog) -> None:
+    def _checkpoint(self, log: MetricLog, *, passing: bool = False) -> None:
         log.snapshot()
         tensors, state = self.learner.state()
         save_checkpoint(
             self.checkpoints,
             self.learner.steps,
             tensors,
-            {"learner": state, **self._course_state(), **self.made_of},
+            {"learner": state, **self._course_state(), **self.made_of}
+            | ({"passing": True} if passing else {}),
             config_hash=self.identity,
             keep=self.intervals.keep,
+            drop=self._passing,
         )
+        self._passing = None
 
     def _restore(self, path: Path) -> None:
         checkpoint = load_checkpoint(path, config_hash=self.identity)
@@ -275,6 +283,7 @@ class TrainingLoop(ABC, Generic[LearnerT]):
             what = f"{self.learner.steps} steps in a checkpoint of {checkpoint.step}"
             raise DamagedError(path, what, "Resume from an earlier one, or start the run again.")
         self.resumed_at = checkpoint.step
+        self._passing = path.name if state.get("passing") else None
 
 
 def _finish(sinks: list[Sink], log: MetricLog, status: Status) -> None:
