@@ -65,7 +65,7 @@ def plain(value: Any, root: str) -> Any:
 
 def _is_loss(item: object) -> bool:
     """The hierarchy tells of workers that died; what it learned must not differ by it."""
-    return isinstance(item, Mapping) and item.get("kind") == "worker lost"
+    return isinstance(item, Mapping) and item.get("kind") == "worker_lost"
 
 
 def files_of(root: Path) -> Iterator[tuple[str, Path]]:
