@@ -101,7 +101,7 @@ def test_clocks_and_lost_workers_are_no_values() -> None:
         "time/rollout": 1.0,
         "sharpe": 2.0,
         "where": "/case/7/runs/a",
-        "events": [{"kind": "worker lost"}, {"kind": "copied"}],
+        "events": [{"kind": "worker_lost"}, {"kind": "copied"}],
     }
     kept = {"sharpe": 2.0, "where": "<root>/runs/a", "events": [{"kind": "copied"}]}
     assert plain(tree, "/case/7") == kept
