@@ -37,6 +37,8 @@ from reliability.mutate import MARKER
 MAX_MESSAGE = 20_000
 MAX_OUTPUT = 2_000_000
 MAX_FILE = 1 << 29
+OUTPUT = "output.txt"
+"""Where a worker's process prints to, compiled libraries that give up included."""
 _FRAME = re.compile(r'File "[^"]*?(echelon/[^"]+)", line (\d+),? in (\S+)')
 
 
@@ -128,6 +130,8 @@ class Yard:
         seen: dict[str, tuple[int, int]] = {}
         for place in (self.root, *self.case.parents[:3]):
             for entry in os.scandir(place):
+                if entry.name == OUTPUT:
+                    continue
                 if entry.is_file(follow_symlinks=False):
                     stat = entry.stat(follow_symlinks=False)
                     seen[entry.path] = (stat.st_size, stat.st_mtime_ns)

@@ -29,7 +29,15 @@ from typing import Any, NamedTuple
 
 import psutil  # type: ignore[import-untyped]
 
-from reliability.cases import MAX_FILE, Case, Outcome, Yard, innermost_of_text, run_case
+from reliability.cases import (
+    MAX_FILE,
+    OUTPUT,
+    Case,
+    Outcome,
+    Yard,
+    innermost_of_text,
+    run_case,
+)
 
 _TICK = 0.05
 _IDLE = 3
@@ -235,7 +243,7 @@ def _work(connection: Connection, place: Path, settings: Settings) -> None:
     stack = (place / _STACK).open("w")
     faulthandler.enable(stack)
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
-    _silence(place / "output.txt")
+    _silence(place / OUTPUT)
     # A backstop: what asks for more than the machine has fails at once, not after minutes of it.
     limit = psutil.Process().memory_info().vms + (8 << 30)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

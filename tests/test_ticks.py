@@ -702,6 +702,19 @@ def test_symbols_of_another_type_are_read_as_text(symbol: object, tmp_path: Path
     assert bars["symbol"].cast(pl.String)[0].startswith(str(symbol))
 
 
+def test_days_that_are_no_days_and_written_alike_are_refused_by_row(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    rows = [("600000.SH", ns, 93000000, 10.1, 100) for ns in (0, 20240102)]
+    frame = pl.DataFrame(rows, schema=list(TRADES), orient="row")
+    frame.with_columns(pl.col(TRADES[1]).cast(pl.Time)).write_parquet(path)
+    source = TicksSource(path, freq="1d")
+    assert bars_of(source).is_empty()
+    assert [(p.row, "is not a date" in p.message) for p in source.problems()] == [
+        (0, True),
+        (1, True),
+    ]
+
+
 def test_parquet_keeps_every_readable_row_typed(tmp_path: Path) -> None:
     header = (*TRADES, "申买价1", "申卖量2", "买一量", "备注")
     rows: list[Row] = [

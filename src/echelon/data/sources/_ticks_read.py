@@ -319,7 +319,7 @@ def _keys(frame: pl.DataFrame, layout: TickLayout, problems: ProblemLog) -> pl.D
 
 def _dates(days: pl.Series) -> pl.Series:
     """Dates from days as written, null where one cannot be read."""
-    written = days.unique().drop_nulls().cast(pl.String)
+    written = days.unique().drop_nulls().cast(pl.String).unique()  # two may be written alike
     known = parse_times(written, freq="1d", timezone="UTC")["time"].cast(pl.Date)
     if len(known) == 1 and not days.null_count():
         return known.new_from_index(0, days.len())
