@@ -258,6 +258,21 @@ def parquet_bytes(tmp_path: Path, rows: int = 50_000) -> bytes:
     return path.read_bytes()
 
 
+def test_a_parquet_file_of_one_row_a_group_is_read_in_one_piece(tmp_path: Path) -> None:
+    path = tmp_path / "bars.parquet"
+    frame = pl.DataFrame(
+        {
+            "date": [date(2024, 1, 1 + k) for k in range(20)],
+            "symbol": pl.Series([f"S{k}" for k in range(20)], dtype=pl.Categorical),
+            "close": [10.0 + k for k in range(20)],
+        }
+    )
+    frame.write_parquet(path, row_group_size=1)
+    (piece,) = ParquetSource(path, freq="1d").frames()
+    assert piece.frame["close"].to_list() == frame["close"].to_list()
+    assert piece.frame["row"].to_list() == list(range(20))
+
+
 def test_truncated_parquet_is_named_with_a_remedy(tmp_path: Path) -> None:
     path = tmp_path / "cut.parquet"
     path.write_bytes(parquet_bytes(tmp_path)[:-100])

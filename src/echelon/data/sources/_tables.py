@@ -248,22 +248,39 @@ def _parquet_pieces(facts: FileFacts, columns: Sequence[str]) -> Iterator[TableB
     nothing = rejects(str(facts.path))
     with pa_parquet.ParquetFile(facts.path) as opened:
         _refuse_nested(facts.path, opened.schema_arrow, columns)
-        for batch in opened.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns)):
-            # Without dictionaries, whose codes would pass for numbers, and half or 256-bit numbers.
-            plain = []
-            for column in batch.columns:
-                is_coded = pa.types.is_dictionary(column.type)
-                values = column.dictionary_decode() if is_coded else column
-                if pa.types.is_float16(values.type):
-                    values = values.cast(pa.float32())
-                if pa.types.is_decimal256(values.type):
-                    values = values.cast(pa.float64())
-                plain.append(values)
-            table = pa.table(plain, names=batch.schema.names)
-            frame = cast(pl.DataFrame, pl.from_arrow(table))
+        batches = opened.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns))
+        for frame in _join_small(map(_plain_frame, batches)):
             numbers = pl.int_range(row, row + frame.height, dtype=pl.Int64)
             row += frame.height
             yield TableBlock(frame.with_columns(numbers.alias(ROW)), [], nothing)
+
+
+def _plain_frame(batch: pa.RecordBatch) -> pl.DataFrame:
+    """Without dictionaries, whose codes would pass for numbers, and half or 256-bit numbers."""
+    plain = []
+    for column in batch.columns:
+        is_coded = pa.types.is_dictionary(column.type)
+        values = column.dictionary_decode() if is_coded else column
+        if pa.types.is_float16(values.type):
+            values = values.cast(pa.float32())
+        if pa.types.is_decimal256(values.type):
+            values = values.cast(pa.float64())
+        plain.append(values)
+    return cast(pl.DataFrame, pl.from_arrow(pa.table(plain, names=batch.schema.names)))
+
+
+def _join_small(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    """Frames of many rows: a file may have been written a row at a time, and be read so."""
+    waiting: list[pl.DataFrame] = []
+    height = 0
+    for frame in frames:
+        waiting.append(frame)
+        height += frame.height
+        if height >= _BATCH_ROWS:
+            yield pl.concat(waiting)
+            waiting, height = [], 0
+    if waiting:
+        yield pl.concat(waiting)
 
 
 def _refuse_nested(path: Path, schema: pa.Schema, columns: Sequence[str]) -> None:
