@@ -357,7 +357,10 @@ def mutate_json(rng: Rng, data: bytes) -> bytes:
         return mutate_bytes(rng, data)
     if rng.random() < 0.2:
         return mutate_bytes(rng, data)
-    text = tree_text(mutate_tree(rng, tree))
+    try:
+        text = tree_text(mutate_tree(rng, tree))
+    except RecursionError:  # nested deeply before
+        return mutate_bytes(rng, data)
     if rng.random() < 0.08:
         return text.encode(rng.choice(ENCODINGS), "replace")
     return as_bytes(text)
