@@ -153,7 +153,7 @@ def configuration(directory: Path, name: str, days: int, *more: str) -> Config:
         ROOT / "configs" / f"{name}.yaml",
         [
             *("data.source=store", f"data.dataset={DATASET}", f"data.store={directory}/store"),
-            *(f"data.cache.dir={directory}/cache", "assets=[]"),
+            *(f"data.cache.dir={directory}/cache", "assets=[]", "market.preset=auto"),
             f"split={{train: [{day[0]}, {day[a - 1]}], valid: [{day[a]}, {day[b - 1]}], "
             f"test: [{day[b]}, {day[-1]}]}}",
             *more,
