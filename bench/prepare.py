@@ -31,11 +31,12 @@ import numpy as np
 import polars as pl
 
 from echelon.config import Config, load_config
-from echelon.data.bars import RawFrame, SourceInfo, conform
+from echelon.data.bars import RawFrame, conform
 from echelon.data.calendars import sessions
 from echelon.data.importing import import_source
 from echelon.data.sources import Source
 from echelon.data.store import Manifest, Store
+from echelon.sources import SourceInfo
 from echelon.types import Bools, Times
 
 ROOT = Path(__file__).parents[1]

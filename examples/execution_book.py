@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, float]]:
 
     book = synthetic(given.seed) if given.book is None else read_book(given.book, given.book.stem)
     orders = orders_of(book, given.minutes, given.share)
-    found = {}
+    results = {}
     console = Console()
     console.print(f"{len(orders)} orders on {book.shape[0]} day(s) of {book.symbols[0]}")
     for policy in (MarketTwap(), LimitAtTouch()):
@@ -52,13 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, float]]:
             "before_the_end": float((measured["ffr"] - at_the_end / orders.amount).mean()),
             "gain_arrival": float(measured["gain_arrival"].mean()),
         }
-        found[policy.name] = result
+        results[policy.name] = result
         console.print(
             f"  {policy.name:<15} filled {result['filled']:.1%} ({result['before_the_end']:.1%} "
             f"before the end), gain over the arrival mid {result['gain_arrival']:+.2f} bp",
             soft_wrap=True,
         )
-    return found
+    return results
 
 
 def synthetic(seed: int) -> BookDays:

@@ -27,10 +27,11 @@ from typing import Any
 
 import polars as pl
 
-from echelon.data.bars import SCHEMA, RawFrame, SourceInfo, conform
+from echelon.data.bars import SCHEMA, RawFrame, conform
 from echelon.data.calendars import timezone_of
 from echelon.data.sources import PathSource
 from echelon.errors import Problem, SourceError
+from echelon.sources import SourceInfo
 
 # (1) The canonical names (`bars.SCHEMA`) of what your format holds, in its order. Leave out what
 # it lacks: a field that is not there switches features off by name, a made-up one misleads.

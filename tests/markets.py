@@ -10,9 +10,10 @@ import numpy as np
 import polars as pl
 
 from echelon.config import Config, load_config
-from echelon.data.bars import RawFrame, SourceInfo, conform
+from echelon.data.bars import RawFrame, conform
 from echelon.data.calendars import sessions
 from echelon.data.sources import Source
+from echelon.sources import SourceInfo
 
 QTMRL = (
     *("AAPL", "MSFT", "NVDA", "CVX", "OXY", "AAL", "UAL", "DAL"),

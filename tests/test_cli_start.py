@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from echelon.config import load_config
+from echelon.data.datasets import ensure_dataset
+
 CONFIGS = Path(__file__).parents[1] / "configs"
 HEAVY = frozenset(
     {
@@ -65,7 +68,8 @@ def _loaded(*words: str, where: Path) -> tuple[int, set[str]]:
             TABLES,
         ),
         (["config", "validate", str(CONFIGS / "hierarchical.yaml")], 0, TABLES),
-        (["data", "show"], 0, HEAVY),
+        (["data", "show"], 0, TABLES | {"numpy"}),
+        (["data", "show", "no-such"], 5, TABLES | {"numpy"}),
     ],
     ids=lambda value: "-".join(value[:2]) if isinstance(value, list) else None,
 )
@@ -82,6 +86,19 @@ def test_command_loads_only_what_it_uses(
     assert not modules & forbidden
     if forbidden is NOTHING:
         assert len(modules) < MOST_MODULES
+
+
+def test_data_show_lists_a_store_without_reading_its_tables(tmp_path: Path) -> None:
+    config = load_config(overrides=[f"data.store={tmp_path}", "data.source=sample"])
+    dataset = ensure_dataset(config).name
+    tables = TABLES | {"numpy"}
+    ended, modules = _loaded("data", "show", "--store", ".", where=tmp_path)
+    assert ended == 0
+    assert not modules & tables
+    # One dataset is shown with its symbols, which are a Parquet file.
+    ended, modules = _loaded("data", "show", dataset, "--store", ".", where=tmp_path)
+    assert ended == 0
+    assert not modules & HEAVY
 
 
 def test_training_does_not_wait_for_what_only_statistics_and_other_agents_need() -> None:

@@ -405,7 +405,7 @@ def _router_evolved(bench: Bench, *overrides: str) -> object:
     return evolution.values
 
 
-def _begun_anew(bench: Bench, *overrides: str) -> object:
+def _reseeded(bench: Bench, *overrides: str) -> object:
     """Who begins anew in a first round whose experts are alike."""
     bench.n += 1
     config = bench.config(
@@ -663,7 +663,7 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "meta_router.n_envs": ("meta_router.n_envs=2", _routed),
     "meta_router.batch_size": ("meta_router.batch_size=16", _routed),
     "meta_router.episode_decisions": ("meta_router.episode_decisions=6", _routed),
-    "trainer.diversity_patience": ("trainer.diversity_patience=0", _begun_anew),
+    "trainer.diversity_patience": ("trainer.diversity_patience=0", _reseeded),
     "trainer.diversity_threshold": ("trainer.diversity_threshold=0.5", _evolved),
     "trainer.round_steps": ("trainer.round_steps=60", _round),
     "trainer.probe_states": ("trainer.probe_states=20", _bred),

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.data import validate as validating
-from echelon.data.bars import RawFrame, SourceInfo, conform
+from echelon.data.bars import RawFrame, conform
 from echelon.data.calendars import hours, sessions
 from echelon.data.checking import find_oddities
 from echelon.data.validate import Validated, validate
 from echelon.errors import Problem
+from echelon.sources import SourceInfo
 from echelon.types import Freq
 
 OHLCV = frozenset({"open", "high", "low", "close", "volume"})

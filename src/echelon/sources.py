@@ -7,7 +7,10 @@ can name the sources at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from echelon.types import Freq, PriceBasis
 
 IN_STORE = "store"
 """The source that reads nothing: the dataset is in the store already."""
@@ -30,6 +33,19 @@ class SourceFacts(NamedTuple):
     def follows(self, option: str) -> bool:
         """Whether an option that not all sources read has an effect here."""
         return option in self.reads or (self.kind == "vendor" and option in _OF_VENDORS)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceInfo:
+    """What a source says before a bar is read; the fingerprint changes with what it delivers."""
+
+    name: str
+    freq: Freq
+    calendar: str  # of exchange_calendars, "24/7", or "data": whatever days occur in the data
+    timezone: str
+    price_basis: PriceBasis
+    fields: frozenset[str]
+    fingerprint: str
 
 
 _OF_VENDORS = frozenset({"symbols", "benchmark"})

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 import polars as pl
 
-from echelon.types import Freq, PriceBasis
-
 PRICES = ("open", "high", "low", "close")
 
 SCHEMA: Mapping[str, pl.DataType] = {
@@ -73,19 +71,6 @@ class RawFrame:
 
     frame: pl.DataFrame  # columns of `SCHEMA`, null where there is nothing, and `row` (Int64)
     origin: str  # in which `row` counts as a user would
-
-
-@dataclass(frozen=True, slots=True)
-class SourceInfo:
-    """What a source says before a bar is read; the fingerprint changes with what it delivers."""
-
-    name: str
-    freq: Freq
-    calendar: str  # of exchange_calendars, "24/7", or "data": whatever days occur in the data
-    timezone: str
-    price_basis: PriceBasis
-    fields: frozenset[str]
-    fingerprint: str
 
 
 def conform(frame: pl.DataFrame) -> pl.DataFrame:

@@ -19,11 +19,11 @@ import polars as pl
 
 from echelon.config.sizes import Need, memory_available, refuse_need
 from echelon.data import limits
-from echelon.data.bars import SourceInfo
 from echelon.data.calendars import sessions
 from echelon.data.panel import Panel, forward_fill
 from echelon.data.store import Manifest, Store
 from echelon.errors import DataError, UniverseError
+from echelon.sources import SourceInfo
 from echelon.types import Bools, Floats, Freq, Times
 
 _FIELDS = ("open", "high", "low", "close", "volume", "amount", "factor", "pre_close")

@@ -18,12 +18,13 @@ from pathlib import Path
 import polars as pl
 
 from echelon.data import calendars
-from echelon.data.bars import RawFrame, SourceInfo
+from echelon.data.bars import RawFrame
 from echelon.data.importing import Extras, RowProgress, import_source
 from echelon.data.sources import Source
 from echelon.data.store import Store
 from echelon.data.validate import validate
 from echelon.errors import DataError, Problem, StoreError
+from echelon.sources import SourceInfo
 
 _REIMPORT = "Import the dataset again"
 _CHUNK_ROWS = 5_000_000

@@ -9,13 +9,12 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from echelon.config import Config
-from echelon.data.bars import SourceInfo
 from echelon.data.importing import Extras, ImportReport, import_source
 from echelon.data.sources import Source, files, open_source
 from echelon.data.store import Manifest, Store, import_fingerprint
 from echelon.errors import ConfigError, UniverseError, UsageError
 from echelon.files import sha256_file
-from echelon.sources import IN_STORE, SOURCES
+from echelon.sources import IN_STORE, SOURCES, SourceInfo
 
 log = logging.getLogger(__name__)
 

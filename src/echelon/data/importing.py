@@ -23,7 +23,7 @@ from pathlib import Path
 
 import polars as pl
 
-from echelon.data.bars import OPTIONAL, SCHEMA, RawFrame, SourceInfo, conform
+from echelon.data.bars import OPTIONAL, SCHEMA, RawFrame, conform
 from echelon.data.calendars import FROM_DATA
 from echelon.data.sources import Source
 from echelon.data.store import (
@@ -37,6 +37,7 @@ from echelon.data.store import (
 from echelon.data.validate import validate
 from echelon.errors import DataError, InvalidDataError, Problem
 from echelon.files import exclusive_lock, link_or_copy, staging_directory, sweep, write_csv
+from echelon.sources import SourceInfo
 
 QUARANTINE = "quarantine.csv"
 _SPILL_ROWS = 250_000

@@ -13,6 +13,8 @@ until it is on disk, and then replaces CURRENT.json, so an import that dies leav
 was, and one of the same content mends a damaged version. Partitions that an update does not touch
 are hard links to the version before. Whoever reads several files of one dataset pins it first
 (`Store.pin_dataset`): an import in between then changes nothing under the reader's eyes.
+
+What reads or writes a table imports polars itself: `echelon data show` needs the manifests alone.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self
-
-import numpy as np
-import polars as pl
+from typing import TYPE_CHECKING, Any, Self
 
 from echelon import files
-from echelon.data.bars import SourceInfo
 from echelon.errors import DamagedError, StoreError, shorten
+from echelon.sources import SourceInfo
+
+if TYPE_CHECKING:
+    import polars as pl
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +126,9 @@ def content_digest(manifest: Manifest) -> str:
 
 def digest_frame(frame: pl.DataFrame) -> str:
     """Hash the values of a frame, independent of how Parquet would lay them out."""
+    import numpy as np
+    import polars as pl
+
     state = hashlib.sha256()
     for column in frame.iter_columns():
         state.update(f"{column.name}:{column.dtype}:{len(column)};".encode())
@@ -221,6 +226,8 @@ class Store:
         columns: Sequence[str] | None = None,
     ) -> pl.DataFrame:
         """One partition's bars, sorted by time and symbol."""
+        import polars as pl
+
         path = self._verified_bars(name, key)
         lazy = pl.scan_parquet(path, glob=False)
         if symbols is not None:
@@ -247,6 +254,8 @@ class Store:
 
     def table(self, name: str, table: str) -> pl.DataFrame | None:
         """`symbols`, `membership` or `benchmark`; None where the dataset has no such table."""
+        import polars as pl
+
         path = self._version(name) / f"{table}.parquet"
         digest = self.manifest(name).tables.get(table)
         if digest is None:
@@ -322,10 +331,14 @@ def _verify_file(path: Path, digest: Callable[[Path], str], expected: str) -> No
 
 
 def _table_digest(path: Path) -> str:
+    import polars as pl
+
     return digest_frame(pl.read_parquet(path, glob=False))
 
 
 def _bars_digest(path: Path) -> str:
+    import polars as pl
+
     frame = pl.read_parquet(path, glob=False)
     first, last = frame["time"].min(), frame["time"].max()
     assert isinstance(first, datetime)
@@ -341,6 +354,8 @@ def _bars_facts(part: Partition) -> str:
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
     """Say of which file it was where it cannot be read."""
+    import polars as pl
+
     try:
         yield
     except (

@@ -29,9 +29,9 @@ from echelon.data.bars import (
     ODD_IN_SYMBOL,
     PRICES,
     RawFrame,
-    SourceInfo,
 )
 from echelon.errors import Problem, shorten
+from echelon.sources import SourceInfo
 
 _TOLERANCE = 1e-4  # adjusted prices are rounded by their vendors, each by itself
 _TOO_MANY = 0.01  # a share of days, or bars, that no longer looks like slips in single rows

@@ -31,9 +31,9 @@ import numpy as np
 import polars as pl
 
 from echelon.data import calendars
-from echelon.data.bars import SourceInfo
 from echelon.data.store import Manifest, Store
 from echelon.errors import DataError, UniverseError, UsageError
+from echelon.sources import SourceInfo
 from echelon.types import Bools, Floats, Ints, Times
 
 PriceSource = Literal["close", "vwap", "book"]

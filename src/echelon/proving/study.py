@@ -55,7 +55,7 @@ EVOLVES_EVERY = 5
 """Most rounds from one evolution to the next in variants with MF-PBT."""
 STUDY_COLUMNS = ("sharpe", "share", "best expert", "hedge", "oracle", "information")
 _DIVERSITY = (
-    *("mapd end", "mapd lowest", "held", "begun anew", "volume"),
+    *("mapd end", "mapd lowest", "held", "restarted", "volume"),
     *("usage entropy, training", "usage entropy, test", "cash, test"),
 )
 _HEADS = {
@@ -272,7 +272,7 @@ def assess_study(
     ]
     for row in rows:
         if lowest := row.known_values("mapd lowest"):
-            restarted = sum(row.known_values("begun anew"))
+            restarted = sum(row.known_values("restarted"))
             notes.append(
                 f"{row.title}: MAPD of at least {HELD:g} reached and held in {row.held} of "
                 f"{len(lowest)} seeds (lowest {min(lowest):.2f}); {restarted:g} experts restarted."
@@ -312,7 +312,7 @@ def _measures(finding: Finding, filtered: float) -> dict[str, float | None]:
         "mapd end": population["mapd_end"],
         "mapd lowest": population["mapd_lowest"],
         "volume": population["volume"],
-        "begun anew": population["begun_anew"],
+        "restarted": population["begun_anew"],
         "usage entropy, training": population["usage_entropy"],
         "usage entropy, test": evenness,
         "cash, test": finding["usage"][-1],
@@ -429,7 +429,7 @@ def study_cell(row: StudyRow, measure: str) -> str:
     if measure == "held":
         return f"{row.held} of {len(known)}"
     interval = seed_interval(known)
-    if measure == "begun anew":
+    if measure == "restarted":
         return f"{sum(known):g}"
     if measure == "mapd lowest":
         return f"{min(known):.2f}"

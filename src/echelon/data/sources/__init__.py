@@ -20,9 +20,9 @@ from typing import Any, Protocol, Self, runtime_checkable
 import polars as pl
 
 from echelon.config import Config, DataConfig
-from echelon.data.bars import RawFrame, SourceInfo
+from echelon.data.bars import RawFrame
 from echelon.errors import ConfigError, Problem
-from echelon.sources import SOURCES
+from echelon.sources import SOURCES, SourceInfo
 from echelon.types import Freq
 
 _OPTIONS = ("columns", "price_basis", "symbols", "membership_index", "qlib_market")

@@ -29,11 +29,12 @@ import polars as pl
 import pyarrow as pa
 
 from echelon.config import Config
-from echelon.data.bars import RawFrame, SourceInfo, conform
+from echelon.data.bars import RawFrame, conform
 from echelon.data.calendars import MINUTES
 from echelon.data.sources import Source
 from echelon.data.sources._times import drop_absurd
 from echelon.errors import ConfigError, EchelonError, SourceError, shorten
+from echelon.sources import SourceInfo
 from echelon.types import Freq, PriceBasis
 
 log = logging.getLogger(__name__)

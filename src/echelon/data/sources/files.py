@@ -27,13 +27,14 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import polars as pl
 
 from echelon.config import Config
-from echelon.data.bars import RawFrame, SourceInfo
+from echelon.data.bars import RawFrame
 from echelon.data.calendars import ROUND_THE_CLOCK, timezone_of
 from echelon.data.sources import PathSource, _tables
 from echelon.data.sources._columns import INSTRUMENTS, MEMBERS, ColumnMap, Reader, Sheet, recognise
 from echelon.data.sources._tables import ROW, stem_of
 from echelon.data.validate import validate
 from echelon.errors import InvalidDataError, Problem, SourceError, UniverseError
+from echelon.sources import SourceInfo
 from echelon.types import Freq, PriceBasis
 
 _A_SHARE = re.compile(r"(?:(?:SH|SZ|BJ)\.?)?\d{6}|\d{6}\.(?:SH|SZ|BJ|SS|XSHG|XSHE)", re.IGNORECASE)

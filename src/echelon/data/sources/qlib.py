@@ -34,11 +34,12 @@ import polars as pl
 
 from echelon.config import Config
 from echelon.data import calendars
-from echelon.data.bars import MAX_SYMBOL, PRICES, RawFrame, SourceInfo, conform
+from echelon.data.bars import MAX_SYMBOL, PRICES, RawFrame, conform
 from echelon.data.sources import PathSource
 from echelon.data.sources._tables import reading_file
 from echelon.errors import Problem, SourceError, shorten
 from echelon.files import sha256_file
+from echelon.sources import SourceInfo
 from echelon.types import Floats, Floats32, Times
 
 _FREQS: Mapping[str, str] = {"1d": "day", "1min": "1min"}

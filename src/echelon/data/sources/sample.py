@@ -16,8 +16,9 @@ from importlib import metadata
 import polars as pl
 
 from echelon.config import Config
-from echelon.data.bars import RawFrame, SourceInfo, conform
+from echelon.data.bars import RawFrame, conform
 from echelon.data.sources import Source
+from echelon.sources import SourceInfo
 
 _VERSION = "1"
 

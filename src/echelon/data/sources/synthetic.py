@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from echelon.config import Config, SyntheticConfig
-from echelon.data.bars import PRICES, RawFrame, SourceInfo, conform
+from echelon.data.bars import PRICES, RawFrame, conform
 from echelon.data.calendars import FROM_DATA
 from echelon.data.sources import Source
 from echelon.data.synth import minutes
@@ -26,6 +26,7 @@ from echelon.data.synth.index import MembershipSpan, index_levels, index_members
 from echelon.data.synth.market import GENERATOR_VERSION, SECTORS, SyntheticMarket, build_market
 from echelon.data.synth.path import TICKS_PER_UNIT, SymbolPath, trace
 from echelon.errors import ConfigError, DataError
+from echelon.sources import SourceInfo
 from echelon.types import Freq
 
 _FRAME_ROWS = 250_000

@@ -40,12 +40,13 @@ import pyarrow.parquet as pq
 
 from echelon.config import Config
 from echelon.data import calendars
-from echelon.data.bars import BOUNDS, RawFrame, SourceInfo, conform
+from echelon.data.bars import BOUNDS, RawFrame, conform
 from echelon.data.sources import PathSource
 from echelon.data.sources._tables import files_below
 from echelon.data.sources._ticks_read import ProblemLog, TickLayout, read_blocks, sniff
 from echelon.errors import Problem, SourceError
 from echelon.files import atomic_file, scratch_directory, sweep
+from echelon.sources import SourceInfo
 from echelon.types import Freq
 
 _PART_BYTES = 64 << 20
