@@ -1,0 +1,533 @@
+"""The decision engine: one bar set in, one decision out; the research line, fed by a stream.
+
+`push`, for the bars of one time:
+
+1. A row of the panel (`PanelStream`), of features (`FeatureStream`), of the world (`GrowingWorld`):
+   the functions that prepared the training data. Bars that cannot be are refused before anything
+   has changed.
+2. The account goes one bar on: the orders of the decision before are filled at this bar by the
+   kernel, in the `Books` that backtests step. Whoever trades elsewhere says what is held instead.
+3. The policy decides, `act` makes orders, and symbols without one get a reason (`decision`).
+
+`complete` does what no order waits for (`HierarchyPolicy.complete`). Pushing stored bars is therefore
+a backtest, bit for bit; `replay` shows it. `save` and `restore` go on after a stop with the same bits.
+
+An engine that fails inside of a push, not by its input, refuses to go on: start it again from its
+file, or from the store. Axes: `N` assets, `F` features; one book.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from datetime import date
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echelon.backtest.policy import StatefulPolicy, lookback_of
+from echelon.config.agents import RewardConfig
+from echelon.data.build import PanelRequest, build_panel, panel_kind, stream_facts
+from echelon.data.derive import Listings
+from echelon.data.panel import Panel
+from echelon.data.store import Manifest, Store
+from echelon.data.stream import BarSet, PanelStream, StreamFacts, StreamState
+from echelon.envs.act import ActionRule
+from echelon.envs.books import Books
+from echelon.envs.growing import GrowingWorld, live_span
+from echelon.envs.world import WorldFacts
+from echelon.errors import (
+    DamagedError,
+    DataError,
+    InvalidDataError,
+    Problem,
+    StaleBarsError,
+    StoreError,
+    UsageError,
+)
+from echelon.features.engine import FeaturePlan, load_exogenous
+from echelon.features.prepare import panel_fields
+from echelon.features.registry import select
+from echelon.features.stream import FeatureStream
+from echelon.market import Book, Fills, TradedData
+from echelon.market.kernel import mark
+from echelon.population.policy import HierarchyPolicy
+from echelon.serving.bundle import Bundle
+from echelon.serving.decision import (
+    Decision,
+    explain,
+    list_fills,
+    list_orders,
+    name_command,
+    try_orders,
+)
+from echelon.serving.state_file import read_state, write_state
+from echelon.sources import SourceInfo
+from echelon.states import State, below_prefix, with_prefix
+from echelon.types import Bools, Floats, Floats32
+
+BAR_FIELDS = ("open", "high", "low", "close", "volume", "amount", "factor", "pre_close")
+_AGAIN = "Start the engine from the store again."
+
+
+class Account(NamedTuple):
+    """What is held at the close of a bar: money, symbol → shares, and those that T+1 locks."""
+
+    cash: float
+    positions: Mapping[str, float]
+    locked: Mapping[str, float] = {}  # noqa: RUF012 (never written to)
+
+
+class _Line(NamedTuple):
+    """The line that a bar goes along; panel is replaced by every push."""
+
+    panel: PanelStream
+    features: FeatureStream
+    world: GrowingWorld
+
+
+class DecisionEngine:
+    """Decides bar by bar by a bundle; see the module's text."""
+
+    def __init__(self, bundle: Bundle, line: _Line, row: int, state: Path | None = None) -> None:
+        """Use `from_store` or `restore`. row: of the first decision; state: file to keep up."""
+        self.bundle = bundle
+        self.policy = bundle.policy()
+        self.decision: dict[str, Any] | None = None
+        """The last decision, as `Decision.to_dict` gives it."""
+        if isinstance(self.policy, HierarchyPolicy):
+            self.policy.keep_record = False
+        self._panel, self._features, self._world = line
+        self._state_path = state
+        rule = ActionRule.from_config(bundle.config, self.policy.kind)
+        self.policy.start(self._world, live_span(row))
+        self._books = Books(self._world, rule, RewardConfig(), 1, live_span(row))
+        self._pending: NDArray[Any] | None = None
+        self._digest = ""
+        self._broken = False
+
+    @classmethod
+    def from_store(
+        cls, bundle: Bundle, store: Path, *, until: date | None = None, state: Path | None = None
+    ) -> DecisionEngine:
+        """An engine behind the history in a store, up to the day `until` or its last bar.
+
+        state: file that every push writes, for `restore`
+        """
+        opened, name = Store(store), bundle.universe["dataset"]["name"]
+        opened = opened.pin_dataset(name)
+        manifest = opened.manifest(name)
+        _refuse_dataset(bundle, manifest, store)
+        request = _request(bundle, until)
+        panel = build_panel(opened, name, request)
+        facts = stream_facts(opened, name, request, panel.times[-1].item())
+        plan = _plan(bundle, manifest)
+        first = int(np.searchsorted(panel.times, np.datetime64(bundle.universe["first"], "us")))
+        if first >= len(panel.times):
+            raise DataError(
+                f"{store}: the history of {name!r} ends at {panel.times[-1]}, before the first row "
+                f"that the policy knows ({bundle.universe['first']}). Import more of it."
+            )
+        features, x, present = _fold_features(bundle, plan, panel, first)
+        world = GrowingWorld.from_history(
+            panel,
+            x,
+            present,
+            bundle.config,
+            splits=_splits(bundle),
+            lookback=lookback_of(bundle.policy()),
+            reasons=facts.reasons,
+            costs=float(bundle.config.eval.use_fee),
+        )
+        line = _Line(PanelStream.from_panel(panel, facts), features, world)
+        return cls(bundle, line, len(x), state)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """[N]."""
+        return self.bundle.symbols
+
+    @property
+    def time(self) -> np.datetime64:
+        """Of the last bar."""
+        return self._panel.time
+
+    def read_bars(
+        self, time: str, bars: Sequence[Mapping[str, Any]], benchmark: float | None = None
+    ) -> BarSet:
+        """The bars of one time from one mapping a symbol; raises an error that lists every problem.
+
+        bars: symbol and close, and what else the dataset has; a symbol without a bar did not trade
+        """
+        kind, place = self._panel.kind, f"bars of {time}"
+        column = {symbol: n for n, symbol in enumerate(self.symbols)}
+        known = [name for name in BAR_FIELDS if name in kind.fields]
+        grids = {name: np.full(len(column), np.nan) for name in known}
+        st, seen, problems = np.zeros(len(column), dtype=np.bool_), set[str](), list[Problem]()
+
+        def note(row: int, field: str, message: str, remedy: str) -> None:
+            problems.append(Problem(place, row, field, message, remedy))
+
+        for row, bar in enumerate(bars):
+            symbol = str(bar.get("symbol"))
+            if symbol not in column or symbol in seen:
+                what = "is given twice" if symbol in seen else "is not in the bundle's universe"
+                note(row, "symbol", f"{symbol!r} {what}", "Send each of its symbols once.")
+                continue
+            seen.add(symbol)
+            n = column[symbol]
+            for field in bar.keys() - {"symbol", "st", *known}:
+                note(row, field, "the dataset has no such field", "Leave it out.")
+            for field in known:
+                value = bar.get(field)
+                if value is None:
+                    if field not in ("factor", "pre_close", "amount"):
+                        note(row, field, f"{symbol} has none", "Send it: the dataset has it.")
+                elif isinstance(value, bool) or not isinstance(value, int | float):
+                    note(row, field, f"{value!r} is no number", "Send a number.")
+                else:
+                    grids[field][n] = float(value)
+            st[n] = bool(bar.get("st", False))
+        if problems:
+            raise InvalidDataError(problems, f"{len(problems)} problem(s) in the {place}")
+        return BarSet(time=_parse_time(time), st=st, benchmark=benchmark, **grids)
+
+    def push(self, bars: BarSet, account: Account | None = None) -> Decision:
+        """Decide on the bars of one time; raises DataError, and changes nothing, by bad input.
+
+        account: what is held at this close; None: the simulated account, one bar on
+        """
+        self._refuse_broken()
+        if bars.time <= self.time:
+            raise StaleBarsError(
+                f"the bars of {bars.time} are not after the last ones, {self.time}: they are "
+                "repeated or out of order. Push each time once, in order."
+            )
+        held = None if account is None else self._book_of(account)
+        panel = copy.copy(self._panel)
+        row = panel.push(bars)
+        features = self._features.push(row, self._exogenous(row, bars))
+        self._broken = True  # until all of it is done
+        self._learn_reasons(panel.reasons)
+        self._panel = panel
+        at = self._world.append(row, features.x, features.present)
+        fills = self._follow(at, held)
+        decision = self._decide(fills)
+        self.decision = decision.to_dict()
+        self._digest = _digest(bars, account)
+        self._broken = False
+        if self._state_path is not None:
+            self.save(self._state_path)
+        return decision
+
+    def answer(self, bars: BarSet, account: Account | None = None) -> dict[str, Any]:
+        """What `push` decides, as JSON; the same bars again get the same answer."""
+        if self.decision is not None and bars.time == self.time:
+            if _digest(bars, account) == self._digest:
+                return self.decision
+            raise StaleBarsError(
+                f"other bars of {bars.time} were decided on already. A bar is pushed once; correct "
+                "data count from the next bar on."
+            )
+        self.push(bars, account)
+        assert self.decision is not None
+        return self.decision
+
+    def complete(self) -> None:
+        """Do what no order waits for: the own books of a hierarchy's experts."""
+        if isinstance(self.policy, HierarchyPolicy) and self.decision is not None:
+            self.policy.complete()
+
+    def summary(self) -> dict[str, Any]:
+        """What is served, and up to where; for JSON."""
+        kept = self._world.kept
+        return {
+            "bundle": self.bundle.id,
+            "policy": self.bundle.manifest["policy"],
+            "runtime": self.bundle.runtime,
+            "symbols": list(self.symbols),
+            "time": str(self.time),
+            "rows": {"first": kept.start, "last": kept.stop - 1},
+            "decisions": self.decision is not None,
+            "equity": float(self._books.value[0]),
+        }
+
+    def save(self, path: Path) -> None:
+        """Write all that the next decision depends on, whole or not at all."""
+        self._refuse_broken()
+        if self._pending is None:
+            raise UsageError("nothing was decided yet, so there is nothing to save. Push a bar.")
+        panel, features = self._panel.state(), self._features.state()
+        parts: State = {"pending": self._pending}
+        parts |= with_prefix("panel.", panel.arrays) | with_prefix("features.", features.arrays)
+        parts |= with_prefix("world.", self._world.state())
+        parts |= with_prefix("books.", self._books.state())
+        if isinstance(self.policy, StatefulPolicy):
+            parts |= with_prefix("policy.", self.policy.state())
+        data = self._world.facts
+        facts = {
+            "bundle": self.bundle.id,
+            "panel": panel.facts,
+            "features": features.facts,
+            "world": {
+                **{name: getattr(data.data, name) for name in _HAS},
+                "benchmark": data.benchmark,
+            },
+            "decision": self.decision,
+            "digest": self._digest,
+        }
+        write_state(path, parts, facts)
+
+    @classmethod
+    def restore(cls, bundle: Bundle, path: Path, *, keep: bool = True) -> DecisionEngine:
+        """The engine that `save` wrote; keep: every push writes the file again."""
+        parts, facts = read_state(path, _AGAIN)
+        if facts.get("bundle") != bundle.id:
+            raise StoreError(
+                f"{path}: the state of another bundle ({str(facts.get('bundle'))[:12]}) than "
+                f"{bundle.path} ({bundle.id[:12]}). {_AGAIN}"
+            )
+        try:
+            line = _restore_line(bundle, parts, facts)
+            engine = cls(bundle, line, int(parts["books.row"][0]), path if keep else None)
+            engine._books.restore(below_prefix("books.", parts))
+            if isinstance(engine.policy, StatefulPolicy):
+                engine.policy.restore(below_prefix("policy.", parts))
+            engine._pending = parts["pending"]
+            engine.decision, engine._digest = facts["decision"], str(facts["digest"])
+        except (KeyError, ValueError, TypeError, StoreError) as error:
+            raise DamagedError(path, str(error), _AGAIN) from error
+        return engine
+
+    def _decide(self, fills: tuple[Any, ...]) -> Decision:
+        """Ask the policy about the account as it is now."""
+        books, policy, world = self._books, self.policy, self._world
+        held = books.holdings()
+        action = policy.decide(books.row, held)
+        self._pending = np.array(action)
+        wanted, refused = books.orders(action)
+        row = int(books.row[0])
+        tried = try_orders(
+            books, wanted, world.next_volume(row), new_session=world.facts.freq == "1d"
+        )
+        command = policy.command if isinstance(policy, HierarchyPolicy) else None
+        close = world.rows.close[row]
+        return Decision(
+            time=world.times[row],
+            symbols=world.symbols,
+            kind=policy.kind,
+            action=np.array(action[0]),
+            weights=held.weights[0].astype(np.float64),
+            wanted=wanted,
+            orders=list_orders(world.symbols, tried, close),
+            why=explain(books, wanted, tried, refused, command),
+            equity=float(books.value[0]),
+            cash=float(books.book.cash[0]),
+            shares=books.book.shares[0].copy(),
+            fills=fills,
+            in_charge=None
+            if command is None or not isinstance(policy, HierarchyPolicy)
+            else name_command(command, policy.expert_names),
+        )
+
+    def _follow(self, row: int, held: Book | None) -> tuple[Any, ...]:
+        """Bring the account to the new bar; what came of the last orders, where it is simulated."""
+        books = self._books
+        if held is not None:
+            books.book, books.row = held, np.array([row])
+            books.value = mark(held, self._world.rows, books.row)
+            return ()
+        if self._pending is None:
+            books.reset(np.array([row]))
+            return ()
+        fills: Fills = books.step(self._pending).fills
+        return list_fills(self.symbols, fills)
+
+    def _book_of(self, account: Account) -> Book:
+        """A book of one account; unknown symbols and odd numbers are refused."""
+        column = {symbol: n for n, symbol in enumerate(self.symbols)}
+        shares, locked = np.zeros((2, 1, len(column)))
+        for grid, given in ((shares, account.positions), (locked, account.locked)):
+            for symbol, count in given.items():
+                if symbol not in column:
+                    raise DataError(
+                        f"the account holds {symbol!r}, which is not in the bundle's universe. "
+                        "Leave out what the policy does not trade, and its value with it."
+                    )
+                if not 0.0 <= count <= _MOST_SHARES:
+                    raise DataError(f"the account's {symbol}: {count} shares, expected 0 or more.")
+                grid[0, column[symbol]] = count
+        if (locked > shares).any():
+            raise DataError("the account locks more shares than it holds. Correct `locked`.")
+        if not 0.0 <= account.cash <= _MOST_SHARES:
+            raise DataError(f"the account's cash is {account.cash}, expected 0 or more.")
+        return Book(np.array([float(account.cash)]), shares, locked)
+
+    def _exogenous(self, row: Panel, bars: BarSet) -> Floats | None:
+        """[N,K] the series as known at this bar: those of the bar set, or of their files."""
+        if not self._features.plan.exogenous:
+            return None
+        if bars.exogenous is not None:
+            return bars.exogenous
+        known = load_exogenous(self.bundle.config, row)
+        assert known is not None, "a plan with exogenous series has files of them"
+        return known.values[0]
+
+    def _learn_reasons(self, reasons: Sequence[str | None]) -> None:
+        for symbol, before, now in zip(self.symbols, self._panel.reasons, reasons, strict=True):
+            if now is not None and now != before:
+                self._world.set_delist_reason(symbol, now)
+
+    def _refuse_broken(self) -> None:
+        if self._broken:
+            raise StoreError(
+                "this engine failed in the middle of a bar and cannot go on. Start it again from "
+                "its state file, or from the store."
+            )
+
+
+_HAS = ("opens", "volume", "limits")
+_MOST_SHARES = 1e18
+
+
+def _request(bundle: Bundle, until: date | None) -> PanelRequest:
+    data = bundle.config.data
+    return PanelRequest(bundle.symbols, None, until, data.limits, data.delist_after)
+
+
+def _splits(bundle: Bundle) -> dict[str, range]:
+    return {name: range(*rows) for name, rows in bundle.universe["splits"].items()}
+
+
+def _refuse_dataset(bundle: Bundle, manifest: Manifest, store: Path) -> None:
+    """The store's dataset must be of the kind that the policy was trained on."""
+    info, universe = manifest.info, bundle.universe
+    for name, have in (
+        ("freq", info.freq),
+        ("calendar", info.calendar),
+        ("price_basis", info.price_basis),
+        ("fields", sorted(info.fields)),
+    ):
+        want = sorted(universe["fields"]) if name == "fields" else universe[name]  # type: ignore[literal-required]
+        if have != want:
+            raise DataError(
+                f"{store}: dataset {manifest.name!r} has {name} {have}, but the bundle was trained "
+                f"on {want}. Import the same source."
+            )
+
+
+def _plan(bundle: Bundle, manifest: Manifest) -> FeaturePlan:
+    """The columns of X as this version computes them, which must be the bundle's."""
+    config = bundle.config
+    specs = select(config.features, panel_fields(config, manifest)).specs
+    names = tuple(bundle.features["names"])
+    series = sum(len(getattr(spec, "names", ("",))) for spec in specs)
+    plan = FeaturePlan.from_specs(specs, names[series:])
+    if plan.names != names:
+        odd = sorted(set(plan.names) ^ set(names))
+        raise StoreError(
+            f"{bundle.path}: its features are not those that this version computes "
+            f"({', '.join(odd[:5]) or 'their order'}). Export the run again with this version."
+        )
+    return plan
+
+
+def _fold_features(
+    bundle: Bundle, plan: FeaturePlan, panel: Panel, first: int
+) -> tuple[FeatureStream, Floats32, Bools]:
+    """(stream behind the panel, x[T,N,F], present[T,N] of its rows from `first` on)."""
+    rows = range(first, len(panel.times))
+    if first:
+        stream = FeatureStream.from_panel(take_rows(panel, slice(0, first)), plan, bundle.scaler)
+    else:
+        stream = FeatureStream(panel.symbols, plan, bundle.scaler)
+    known = load_exogenous(bundle.config, panel) if plan.exogenous else None
+    x = np.empty((len(rows), len(panel.symbols), len(plan.names)), dtype=np.float32)
+    present = np.empty(x.shape[:2], dtype=np.bool_)
+    for k, t in enumerate(rows):
+        values = None if known is None else known.values[t]
+        x[k], present[k] = stream.push(take_rows(panel, slice(t, t + 1)), values)
+    return stream, x, present
+
+
+def take_rows(panel: Panel, rows: slice) -> Panel:
+    """Some rows of a panel."""
+    parts = {}
+    for item in fields(panel):
+        array = getattr(panel, item.name)
+        if isinstance(array, np.ndarray) and item.name != "anchor":
+            parts[item.name] = array[rows]
+    return replace(panel, **parts)
+
+
+def _restore_line(bundle: Bundle, parts: State, facts: Mapping[str, Any]) -> _Line:
+    """Streams and world as they were saved."""
+    universe, config, symbols = bundle.universe, bundle.config, bundle.symbols
+    info = SourceInfo(
+        universe["dataset"]["name"],
+        universe["freq"],
+        universe["calendar"],
+        universe["timezone"],
+        universe["price_basis"],
+        frozenset(universe["fields"]),
+        "",
+    )
+    n = len(symbols)
+    nat = np.full(n, np.datetime64("NaT"), dtype="datetime64[us]")
+    days = nat.astype("datetime64[D]")
+    known = Listings(nat, np.full(n, np.nan), days, days)
+    kind = panel_kind(info, symbols, _request(bundle, None))
+    panel = PanelStream(
+        StreamFacts(kind, known, (None,) * n, np.zeros(n, dtype=np.bool_), None)
+    )
+    panel.restore(StreamState(below_prefix("panel.", parts), facts["panel"]))
+    plan = _plan(bundle, Manifest.of_info(info))
+    features = FeatureStream(symbols, plan, bundle.scaler)
+    features.restore(StreamState(below_prefix("features.", parts), facts["features"]))
+    has = facts["world"]
+    data = TradedData(
+        universe["calendar"], universe["price_basis"], symbols, *(bool(has[k]) for k in _HAS)
+    )
+    kind_of_world = WorldFacts(
+        data, universe["freq"], config.window, _splits(bundle), bool(has["benchmark"])
+    )
+    world = GrowingWorld.restore(
+        below_prefix("world.", parts),
+        kind_of_world,
+        config,
+        lookback=lookback_of(bundle.policy()),
+        costs=float(config.eval.use_fee),
+    )
+    return _Line(panel, features, world)
+
+
+def _parse_time(text: str) -> np.datetime64:
+    try:
+        time = np.datetime64(text, "us")
+    except ValueError:
+        time = np.datetime64("NaT")
+    if np.isnat(time):
+        raise DataError(
+            f"{text!r} is no time. Write 2020-01-03, or 2020-01-03T09:35 for bars within the day, "
+            "in the exchange's own time."
+        )
+    return time
+
+
+def _digest(bars: BarSet, account: Account | None) -> str:
+    """Of everything that a decision was asked by."""
+    state = hashlib.sha256(str(bars.time).encode())
+    for item in fields(bars):
+        value = getattr(bars, item.name)
+        array = value if isinstance(value, np.ndarray) else np.array(str(value))
+        state.update(f"{item.name}:{array.dtype}:{array.shape};".encode())
+        state.update(np.ascontiguousarray(array).tobytes())
+    if account is not None:
+        held = [account.cash, sorted(account.positions.items()), sorted(account.locked.items())]
+        state.update(json.dumps(held).encode())
+    return state.hexdigest()

@@ -1,0 +1,105 @@
+"""Replay: stored bars through the engine, and the same window through `run_backtest`, side by side.
+
+Both run the same policy of the same bundle. Decisions, fills and equity must agree to the last bit:
+a difference is a bug, and is named with its bar.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echelon.backtest.run import Backtest, run_backtest
+from echelon.data.build import PanelRequest, read_bar_sets
+from echelon.data.store import Store
+from echelon.data.stream import BarSet
+from echelon.envs.world import World
+from echelon.serving.bundle import Bundle
+from echelon.serving.decision import Decision
+from echelon.serving.engine import DecisionEngine
+
+
+class Replay(NamedTuple):
+    """What a replay showed; differences: what differed and at which bar, none where all is equal."""
+
+    first: np.datetime64
+    last: np.datetime64
+    bars: int
+    orders: int
+    differences: tuple[str, ...]
+    seconds: float  # of the pushes alone
+
+
+def replay(bundle: Bundle, store: Path, world: World, rows: range) -> Replay:
+    """Push the stored bars of `rows` of a loaded world, and compare with its backtest.
+
+    rows: at least two; of bars within the day, from the first bar of a session on
+    """
+    backtest = run_backtest(bundle.policy(), world, rows, bundle.config)
+    engine = DecisionEngine.from_store(bundle, store, until=_day_before(world, rows.start))
+    decisions, took = [], 0.0
+    for bars in _bar_sets(bundle, store, engine, world.times[rows.stop - 1]):
+        began = time.perf_counter()
+        decisions.append(engine.push(bars))
+        took += time.perf_counter() - began
+        engine.complete()
+    differences = tuple(_compare(decisions, backtest))
+    n_orders = sum(len(decision.orders) for decision in decisions)
+    times = world.times
+    return Replay(
+        times[rows.start], times[rows.stop - 1], len(decisions), n_orders, differences, took
+    )
+
+
+def session_rows(world: World, rows: range, bars: int) -> range:
+    """The last `bars` of `rows`, or some more, so that they begin with a session."""
+    first = max(rows.start + 1, rows.stop - bars)
+    while first > rows.start + 1 and not world.rows.new_session[first]:
+        first -= 1
+    return range(first, rows.stop)
+
+
+def _day_before(world: World, row: int) -> Any:  # noqa: ANN401 (a date, as numpy gives it)
+    return world.times[row - 1].astype("datetime64[D]").item()
+
+
+def _bar_sets(
+    bundle: Bundle, store: Path, engine: DecisionEngine, last: np.datetime64
+) -> Iterator[BarSet]:
+    data = bundle.config.data
+    request = PanelRequest(
+        bundle.symbols, None, last.astype("datetime64[D]").item(), data.limits, data.delist_after
+    )
+    name = bundle.universe["dataset"]["name"]
+    for bars in read_bar_sets(Store(store), name, request, engine.time.item()):
+        if bars.time <= last:
+            yield bars
+
+
+def _compare(decisions: list[Decision], backtest: Backtest) -> Iterator[str]:
+    """What differs, bar by bar."""
+    times = backtest.times
+    if [decision.time for decision in decisions] != list(times):
+        yield f"bars: {len(decisions)} were pushed, the backtest has {len(times)}"
+        return
+    for k, decision in enumerate(decisions):
+        if decision.equity != backtest.value[k]:
+            yield f"{times[k]}: equity {decision.equity!r}, in the backtest {backtest.value[k]!r}"
+        if k < len(backtest.actions) and not _same(decision.action, backtest.actions[k]):
+            yield f"{times[k]}: another decision than in the backtest"
+        if k and not _same(_filled(decision), backtest.fills.shares[k - 1]):
+            yield f"{times[k]}: other fills than in the backtest"
+
+
+def _filled(decision: Decision) -> NDArray[np.float64]:
+    shares = {fill.symbol: fill.shares for fill in decision.fills}
+    return np.array([shares.get(symbol, 0.0) for symbol in decision.symbols])
+
+
+def _same(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
