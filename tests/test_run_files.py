@@ -276,3 +276,26 @@ def test_a_table_of_a_backtest_with_other_columns_is_named(trained: Path, tmp_pa
     frame.with_columns(pl.lit("x").alias(frame.columns[3])).write_parquet(path)
     with pytest.raises(DamagedError, match=r"weights\.parquet.*holds no numbers"):
         read_tables(place)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("actions", lambda frame: frame.drop(frame.columns[-1]), "assets are not those of weights"),
+        ("actions", lambda frame: frame.head(3), "rows of a book, expected"),
+        ("weights", lambda frame: frame.head(3), "rows of a book, expected"),
+    ],
+)
+def test_tables_of_a_backtest_that_do_not_fit_one_another_are_named(
+    trained: Path,
+    tmp_path: Path,
+    kind: str,
+    change: Callable[[pl.DataFrame], pl.DataFrame],
+    message: str,
+) -> None:
+    run = shutil.copytree(trained, tmp_path / "run")
+    path = run / "evaluations" / "valid" / f"{kind}.parquet"
+    change(pl.read_parquet(path)).write_parquet(path)
+    evaluation = load_evaluation(run, "valid")
+    with pytest.raises(DamagedError, match=rf"{kind}\.parquet.*{message}"):
+        evaluation.tables(next(iter(evaluation.seeds)))

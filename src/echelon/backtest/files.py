@@ -113,12 +113,30 @@ def tables_of_book(every: Tables, book: Book, directory: Path) -> Tables:
         frame.drop(c for c in frame.columns if 0 < frame.height == frame[c].null_count())
         for frame in (weights, actions)
     )
+    _refuse_odd_shapes(equity, weights, actions.drop("kind"), directory)
     executed = [name for name in Execution._fields if name in blotter.columns]
     if all(blotter[name].null_count() == blotter.height for name in executed):
         blotter = blotter.drop(executed)
     if (actions["kind"] == "discrete").all():
         actions = actions.cast(dict.fromkeys(actions.columns[2:], pl.Int8))
     return Tables(equity, weights, actions.drop("kind"), blotter)
+
+
+def _refuse_odd_shapes(
+    equity: pl.DataFrame, weights: pl.DataFrame, actions: pl.DataFrame, directory: Path
+) -> None:
+    """A book has weights of the same assets as actions: a row a bar, and a decision fewer."""
+    if actions.columns != weights.columns:
+        strange = sorted(set(actions.columns) ^ set(weights.columns)) or ["their order"]
+        what = f"its assets are not those of weights.parquet: {', '.join(strange[:3])}"
+        raise DamagedError(directory / "actions.parquet", what, _AGAIN)
+    for kind, frame, rows in (
+        ("weights", weights, equity.height),
+        ("actions", actions, equity.height - 1),
+    ):
+        if frame.height != rows:
+            what = f"{frame.height} rows of a book, expected {rows} by equity.parquet"
+            raise DamagedError(directory / f"{kind}.parquet", what, _AGAIN)
 
 
 def _label(frame: pl.DataFrame, kind: str, book: Book) -> pl.DataFrame:
