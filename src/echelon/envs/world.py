@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,23 @@ class World:
                 "or shorten the window."
             )
         return range(first, rows.stop)
+
+    @property
+    def kept(self) -> range:
+        """Rows that can be looked at: all there are, or of a world that grows the last ones."""
+        return range(len(self.times))
+
+    def first_rows(self, rows: market.Rows) -> market.Rows:
+        """[E] for each of rows[E] the first one on which a book may stand that comes to it.
+
+        Looking back is allowed, but not into another stretch, nor to rows without a whole window.
+        """
+        first = min(max(split.start, self.window - 1) for split in self.splits.values())
+        out = np.full(len(rows), first, dtype=np.int64)
+        for piece in chain.from_iterable(self.stretches.values()):
+            inside = (rows >= piece.start) & (rows < piece.stop)
+            out[inside] = np.maximum(out[inside], piece.start)
+        return out
 
     def spans(self, split: str) -> tuple[range, ...]:
         """Stretches of a split to be traded each by itself: `span`, or those of a joined world."""
