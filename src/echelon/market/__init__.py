@@ -16,7 +16,7 @@ from echelon.market.presets import (
     resolve_rules,
     rules_in_force,
 )
-from echelon.market.rows import PriceHistory, market_rows
+from echelon.market.rows import PriceHistory, RowSettings, RowState, haircuts, lay_rows, market_rows
 from echelon.market.rules import Rules
 from echelon.market.types import Book, Fills, MarketRows, Orders, Reason, Rows
 
@@ -31,12 +31,16 @@ __all__ = [
     "Orders",
     "PriceHistory",
     "Reason",
+    "RowSettings",
+    "RowState",
     "Rows",
     "Rules",
     "RulesInForce",
     "TradedData",
     "cost_split",
     "drawn_market",
+    "haircuts",
+    "lay_rows",
     "market_rows",
     "new_book",
     "resolve_rules",
