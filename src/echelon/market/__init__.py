@@ -16,7 +16,15 @@ from echelon.market.presets import (
     resolve_rules,
     rules_in_force,
 )
-from echelon.market.rows import PriceHistory, RowSettings, RowState, haircuts, lay_rows, market_rows
+from echelon.market.rows import (
+    PriceHistory,
+    RowSettings,
+    RowState,
+    fixed_rows,
+    haircuts,
+    lay_rows,
+    market_rows,
+)
 from echelon.market.rules import Rules
 from echelon.market.types import Book, Fills, MarketRows, Orders, Reason, Rows
 
@@ -39,6 +47,7 @@ __all__ = [
     "TradedData",
     "cost_split",
     "drawn_market",
+    "fixed_rows",
     "haircuts",
     "lay_rows",
     "market_rows",

@@ -121,9 +121,7 @@ def lay_rows(
         limit_down=_or_else(history.limit_down, shape, 0.0),
         share_step=share_step,
         dividend=dividend,
-        haircut=haircuts(history.symbols, history.reasons, settings.unknown_haircut),
-        lot=_lots(history.symbols, settings.lots, 100.0, 100.0),
-        min_lot=_lots(history.symbols, settings.lots, 100.0, 200.0),
+        **fixed_rows(history.symbols, settings, history.reasons),
         new_session=days != np.concatenate([state.day[None], days[:-1]]),
         stamp=_stamp_duty(days) if settings.stamp_duty else np.zeros(shape[0]),
     )
@@ -138,6 +136,17 @@ def next_volume(rows: MarketRows, t: int, bars: int) -> Floats:
     past = slice(max(0, t + 1 - bars), t + 1)
     split = np.cumprod(rows.share_step[past], axis=0)
     return np.asarray(np.median(rows.volume_close[past] / split, axis=0) * split[-1])
+
+
+def fixed_rows(
+    symbols: Sequence[str], settings: RowSettings, reasons: Sequence[str | None] | None = None
+) -> dict[str, Floats]:
+    """haircut, lot and min_lot[N], the parts of `MarketRows` that are the same at all rows."""
+    return {
+        "haircut": haircuts(symbols, reasons, settings.unknown_haircut),
+        "lot": _lots(symbols, settings.lots, 100.0, 100.0),
+        "min_lot": _lots(symbols, settings.lots, 100.0, 200.0),
+    }
 
 
 def haircuts(

@@ -141,6 +141,7 @@ class HierarchyPolicy:
         if world is not self._world:
             self._world = world
             self._market = MarketView(world, first, self.config.meta_router.horizons)
+            self._market.catch_up()
         begin = max(span.start - self._warm, first)
         self._span = range(min(begin, span.start), span.stop)
         start_experts(self.experts, world, self._span)
@@ -191,7 +192,7 @@ class HierarchyPolicy:
         """All that the next decision depends on beside the world and the real books."""
         assert self._run is not None, "nothing was decided yet"
         parts = with_prefix("run.", self._run.state())
-        parts |= with_prefix("market.", self._market.state())
+        parts |= with_prefix("market.", self._market.state(int(self._run.row.max()) + 1))
         for k, expert in enumerate(self.experts):
             if isinstance(expert, StatefulPolicy):
                 parts |= with_prefix(f"expert.{k}.", expert.state())

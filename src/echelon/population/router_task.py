@@ -235,15 +235,25 @@ class MarketView:
     def __init__(self, world: World, first: int, horizons: Sequence[int]) -> None:
         """first: row that books begin at; of a world of several stretches that of each is used."""
         self._world, self._horizons = world, tuple(horizons)
-        self._begin = self._stop = _first_seen(world, first)
+        self._first = self._begin = self._stop = _first_seen(world, first)
         self._table: Floats32 = np.zeros((0, len(horizons) + 2), dtype=np.float32)
         self._sums = MarketSums.start(world.n_assets, horizons)
 
+    def catch_up(self) -> None:
+        """Add all that the world has, while it is there; not where `restore` is to come."""
+        stop = len(self._world.times)
+        if self._world.stretches:  # such a world does not grow
+            first = self._world.first_rows(np.arange(stop))
+            self._table = market_view(self._world, first, self._horizons)
+            self._begin, self._stop = 0, stop
+        elif self._world.kept.start <= self._stop < stop:
+            self._add_rows(self._begin, stop)
+
     def at(self, rows: NDArray[np.int64]) -> Floats32:
-        """[E,M] at rows[E]."""
+        """[E,M] at rows[E]; of those before the first of them nothing is kept."""
         low, high = int(rows.min()), int(rows.max())
         if high >= self._stop:
-            self._add_rows(low)
+            self._add_rows(low, high + 1)
         if low < self._begin:
             raise DataError(
                 f"the router is asked about row {low}, but what it sees of the market is known "
@@ -252,38 +262,39 @@ class MarketView:
             )
         return self._table[rows - self._begin]
 
-    def state(self) -> State:
-        """What `restore` goes on from: the rows after the last that was seen."""
-        return copy_state({"stop": self._stop, **self._sums._asdict()})
+    def state(self, stop: int) -> State:
+        """What `restore` goes on from: sums over the rows before `stop`."""
+        sums = self._sums
+        if stop != self._stop:  # of a loaded world more rows have been added than were visited
+            sums = MarketSums.start(self._world.n_assets, self._horizons)
+            _, sums = self._sum_rows(sums, self._first, stop)
+        return copy_state({"stop": stop, **sums._asdict()})
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go on from what `state` gave."""
-        taken = match_state("view of the market", self.state(), state)
+        taken = match_state("view of the market", self.state(self._stop), state)
         self._begin = self._stop = int(taken.pop("stop"))
         self._table = self._table[:0]
         self._sums = MarketSums(**taken)
 
-    def _add_rows(self, low: int) -> None:
-        """Add what the world has by now; of what was there only rows from `low` on are kept."""
-        world, stop = self._world, len(self._world.times)
-        assert stop > self._stop, "a row was asked for that the world does not have"
-        if world.stretches:  # such a world does not grow
-            self._table = market_view(world, world.first_rows(np.arange(stop)), self._horizons)
-            self._begin, self._stop = 0, stop
-            return
-        if self._stop < world.kept.start:
-            raise DataError(
-                f"the router's view of the market needs row {self._stop} and all after it, but "
-                f"the world holds rows from {world.kept.start} on. Restore the policy with the "
-                "state it was saved with, or load the whole history."
-            )
-        rows = slice(self._stop, stop)
-        part, self._sums = add_market_rows(
-            world.growth[rows], world.present[rows], self._horizons, self._sums
-        )
+    def _add_rows(self, low: int, stop: int) -> None:
+        """Add the rows before `stop`; of those that were there, ones from `low` on are kept."""
+        part, self._sums = self._sum_rows(self._sums, self._stop, stop)
         keep = min(max(low, self._begin), self._stop)
         self._table = np.concatenate([self._table[keep - self._begin :], part])
         self._begin, self._stop = keep, stop
+
+    def _sum_rows(self, sums: MarketSums, first: int, stop: int) -> tuple[Floats32, MarketSums]:
+        world = self._world
+        assert stop <= len(world.times), "a row was asked for that the world does not have"
+        if first < world.kept.start:
+            raise DataError(
+                f"the router's view of the market needs row {first} and all after it, but the "
+                f"world holds rows from {world.kept.start} on. Restore the policy with the state "
+                "it was saved with, or load the whole history."
+            )
+        growth, present = world.growth[first:stop], world.present[first:stop]
+        return add_market_rows(growth, present, self._horizons, sums)
 
 
 def add_market_rows(
