@@ -257,15 +257,16 @@ def test_the_markets_hold_what_must_be_carried_from_row_to_row(
     raw, paid = markets("1d", "raw").world, markets("1d", "split_adjusted").world
     assert ((raw.rows.share_step != 1.0).sum(), (paid.rows.dividend > 0).sum()) > (10, 10)
     assert raw.rows.gone.any()
-    assert markets("1d", "raw").prepared.delist_reasons[4] == "merger"
+    reasons = markets("1d", "raw").prepared.delist_reasons
+    assert reasons[raw.symbols.index("600001.SH")] == "merger"
     assert (~raw.rows.tradable & raw.present).any(), "nothing is suspended"
     assert np.isfinite(raw.rows.limit_up).any()
     assert len(set(raw.rows.stamp.tolist())) == 2
     assert (raw.rows.close[0] == 0.0).any(), "nobody lists late"
     market = markets("1d", "raw")
-    before = market.panel.close[market.skip, 1]
-    assert np.isnan(before), "nothing is suspended as X begins"
-    assert raw.rows.close[0, 1] > 0.0, "its last close is not known"
+    n = raw.symbols.index("000001.SZ")
+    assert np.isnan(market.panel.close[market.skip, n]), "nothing is suspended as X begins"
+    assert raw.rows.close[0, n] > 0.0, "its last close is not known"
     assert (~raw.member & raw.present).any()
     assert not markets("5min", "raw").world.rows.new_session.all()
 
