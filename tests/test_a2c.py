@@ -204,6 +204,7 @@ def test_portfolio_inputs_are_weight_then_cash_share() -> None:
         np.array([[0.25, 0.5]], dtype=np.float32),
         np.array([0.25], dtype=np.float32),
         np.ones((1, 2, 3), dtype=bool),
+        np.ones(1),
     )
     both = portfolio_inputs(held, make_config())
     assert both.tolist() == [[[0.25, 0.25], [0.5, 0.25]]]

@@ -252,6 +252,7 @@ def held_of(weights: list[float], buy: list[bool], sell: list[bool]) -> Holdings
         np.array([weights], dtype=np.float32),
         np.array([1.0 - sum(weights)], dtype=np.float32),
         mask[None],
+        np.ones(1),
     )
 
 
@@ -283,7 +284,7 @@ def test_target_weights_are_long_only_and_fit_the_book(
     rng = np.random.default_rng(seed)
     weights = rng.dirichlet(np.ones(n_assets + 1), n_books).astype(np.float32)
     mask = rng.random((n_books, n_assets, 3)) > 0.4
-    held = Holdings(weights[:, :-1], weights[:, -1], mask)
+    held = Holdings(weights[:, :-1], weights[:, -1], mask, np.ones(len(mask)))
     target = weights_of_scores(rng.uniform(-1, 1, (n_books, n_assets + 1)), held)
     kept = np.where(np.isnan(target), held.weights, target)
     assert (kept >= 0).all()

@@ -372,6 +372,7 @@ def test_actor_decides_for_many_books_as_for_each() -> None:
         rng.random((9, 3)).astype(np.float32) / 3,
         rng.random(9).astype(np.float32),
         np.ones((9, 3, 3), dtype=bool),
+        np.ones(9),
     )
     together = policy.decide(rows, held)
     for e in range(9):

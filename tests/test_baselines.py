@@ -93,6 +93,7 @@ def test_buy_and_hold_goes_on_buying_what_the_volume_cap_cut_and_then_stops() ->
         close=np.full((12, 1), 10.0),
         open=np.full((12, 1), 10.0),
         volume_open=np.full((12, 1), 100.0),
+        volume_close=np.full((12, 1), 100.0),
         participation=0.1,
         commission=0.0,
         initial_cash=500.0,
@@ -112,6 +113,7 @@ def test_buy_and_hold_gives_up_what_is_not_for_sale_after_its_first_bar() -> Non
         close=np.full((12, 1), 10.0),
         tradable=tradable,
         volume_open=np.full((12, 1), 100.0),
+        volume_close=np.full((12, 1), 100.0),
         participation=0.1,
         window=1,
         splits={"test": range(12)},
@@ -296,7 +298,7 @@ def test_momentum_by_hand() -> None:
     world = make_world(close=close, window=1)
     policy = make_baseline("momentum", make_config("eval.momentum_bars=2"))
     policy.start(world, range(4))
-    everything = Holdings(np.zeros((4, 3)), np.zeros(4), np.ones((4, 3, 3), dtype=bool))  # type: ignore[arg-type]
+    everything = Holdings(np.zeros((4, 3)), np.zeros(4), np.ones((4, 3, 3), dtype=bool), np.ones(4))  # type: ignore[arg-type]
     got = policy.decide(at(0, 1, 2, 3), everything)
     # Against the bar two before, or the first there is; what did not move is sold.
     wanted = [[SELL, SELL, SELL], [BUY, SELL, SELL], [BUY, BUY, SELL], [SELL, BUY, SELL]]
@@ -313,7 +315,7 @@ def test_momentum_trades_under_the_rule_of_the_configuration() -> None:
 def test_only_allowed_turns_the_forbidden_into_holding() -> None:
     allowed = np.ones((1, 3, 3), dtype=bool)
     allowed[0, 0, BUY] = allowed[0, 1, SELL] = False
-    held = Holdings(np.zeros((1, 3)), np.zeros(1), allowed)  # type: ignore[arg-type]
+    held = Holdings(np.zeros((1, 3)), np.zeros(1), allowed, np.ones(1))  # type: ignore[arg-type]
     assert only_allowed(np.array([[BUY, SELL, SELL]]), held).tolist() == [[HOLD, HOLD, SELL]]
 
 
@@ -331,7 +333,7 @@ def test_random_draws_what_is_allowed_with_equal_chances() -> None:
     allowed = np.ones((20_000, 3, 3), dtype=bool)
     allowed[:, 1, BUY] = False
     allowed[:, 2, 1:] = False
-    held = Holdings(np.zeros((20_000, 3)), np.zeros(20_000), allowed)  # type: ignore[arg-type]
+    held = Holdings(np.zeros((20_000, 3)), np.zeros(20_000), allowed, np.ones(20_000))  # type: ignore[arg-type]
     drawn = policy.decide(np.zeros(20_000, dtype=np.int64), held)
     shares = [np.bincount(drawn[:, n], minlength=3) / 20_000 for n in range(3)]
     assert shares[0] == pytest.approx([1 / 3] * 3, abs=0.015)

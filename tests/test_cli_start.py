@@ -109,3 +109,21 @@ def test_training_does_not_wait_for_what_only_statistics_and_other_agents_need()
         [sys.executable, "-c", script], capture_output=True, text=True, env=os.environ, check=True
     )
     assert done.stdout.strip() == "set()"
+
+
+_LIVE = """
+import json, sys
+import echelon.backtest.baselines, echelon.market, echelon.risk.cvar, echelon.risk.portfolio
+from echelon.backtest.run import run_backtest
+from echelon.population.policy import HierarchyPolicy
+assert HierarchyPolicy and run_backtest
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def test_a_hierarchy_and_its_backtest_are_imported_without_what_learns_or_draws() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _LIVE], capture_output=True, text=True, env=os.environ, check=True
+    )
+    heavy = {"torch", "stable_baselines3", "sb3_contrib", "peft", "matplotlib", "arch", "skfolio"}
+    assert heavy & set(json.loads(done.stdout)) == set()

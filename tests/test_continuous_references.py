@@ -60,6 +60,7 @@ def nothing_held(n_books: int, n_assets: int) -> Holdings:
         np.zeros((n_books, n_assets), dtype=np.float32),
         np.ones(n_books, dtype=np.float32),
         np.ones((n_books, n_assets, 3), dtype=bool),
+        np.ones(n_books),
     )
 
 

@@ -12,13 +12,13 @@ from worlds import at, make_config, make_world
 from echelon.backtest.run import run_values
 from echelon.config import Config
 from echelon.config.agents import RewardConfig
-from echelon.envs import ActionRule, Books
+from echelon.envs import ActionRule, Books, World
 from echelon.errors import ConfigError, DataError
+from echelon.market import Rows
 from echelon.population import expert_books as surveys
 from echelon.population.expert_books import (
     ExpertBooks,
     ExpertStanding,
-    first_rows,
     start_experts,
     survey,
     within_limits,
@@ -32,6 +32,10 @@ from echelon.population.router_task import (
 from echelon.proving.worlds import join_worlds
 
 NOBODY = np.array([-1])
+
+
+def all_first_rows(world: World) -> Rows:
+    return world.first_rows(np.arange(len(world.times)))
 
 
 def config_of(*more: str) -> Config:
@@ -59,7 +63,7 @@ def test_forks_are_what_each_expert_makes_of_the_same_book_alone() -> None:
     experts = [Tilted("a", 2.0), Moving("b"), Always("c", (0.2, 0.0, 0.7))]
     span = range(3, 80)
     start_experts(experts, world, span)
-    desk = ExpertBooks(experts, world, config, 2, span)
+    desk = ExpertBooks(experts, world, config, 2, span, cash=True)
     desk.begin(at(10, 30), np.ones(2, dtype=bool))
     rule = ActionRule.from_config(config, "weights")
     real = [Books(world, rule, RewardConfig(), 1, span) for _ in range(2)]
@@ -69,7 +73,7 @@ def test_forks_are_what_each_expert_makes_of_the_same_book_alone() -> None:
     for chosen in ([1, 0], [3, 2], [0, 1]):
         forks = [[book.take(at(0)) for book in real] for _ in range(4)]
         for _ in range(5):
-            desk.step(np.concatenate([desk.ask().own, cash]))
+            desk.step(desk.ask())
             for e in range(2):
                 for expert, fork in zip(experts, forks[:3], strict=True):
                     fork[e].step(expert.decide(fork[e].row, fork[e].holdings()))
@@ -86,7 +90,7 @@ def test_peeking_shows_the_next_bar_and_changes_nothing() -> None:
     experts = [Moving("a"), Moving("b")]
     start_experts(experts, world, range(3, 50))
     desk = ExpertBooks(experts, world, config, 1, range(3, 50))
-    targets = np.concatenate([desk.ask().own, np.full((1, 1, 3), 0.3)])
+    targets = desk.ask()
     shown = desk.peek(targets)
     assert desk.row.tolist() == [3]
     stepped = desk.step(targets)
@@ -118,10 +122,10 @@ def test_scaled_limits_count_what_cannot_be_traded() -> None:
 def test_first_rows_stay_in_their_stretch_and_have_a_whole_window() -> None:
     draws = [make_world(n_rows=30, seed=s, splits={"test": range(30)}) for s in (1, 2)]
     together, starts = join_worlds(draws)
-    first = first_rows(together)
+    first = all_first_rows(together)
     assert first[starts[0] : 30].tolist() == [3] * 27
     assert first[starts[1] : 60].tolist() == [33] * 27
-    assert set(first_rows(make_world()).tolist()) == {3}
+    assert set(all_first_rows(make_world()).tolist()) == {3}
 
 
 def test_survey_holds_the_returns_of_separate_backtests() -> None:
@@ -238,13 +242,13 @@ def test_observation_has_the_entries_that_names_tells() -> None:
 def test_market_view_knows_nothing_of_later_rows_nor_of_other_stretches() -> None:
     draws = [make_world(n_rows=50, seed=s, splits={"test": range(50)}) for s in (1, 2)]
     together, _ = join_worlds(draws)
-    whole = market_view(together, first_rows(together), (2, 5))
+    whole = market_view(together, all_first_rows(together), (2, 5))
     for n, draw in enumerate(draws):
-        alone = market_view(draw, first_rows(draw), (2, 5))
+        alone = market_view(draw, all_first_rows(draw), (2, 5))
         np.testing.assert_array_equal(whole[50 * n + 3 : 50 * n + 50], alone[3:])
     changed = draws[0].growth.copy()
     changed[30:] *= np.linspace(1.0, 3.0, 20)[:, None]
-    later = market_view(replace(draws[0], growth=changed), first_rows(draws[0]), (2, 5))
+    later = market_view(replace(draws[0], growth=changed), all_first_rows(draws[0]), (2, 5))
     np.testing.assert_array_equal(later[:30], whole[:30])
     assert (later[30:] != whole[30:50]).any()
 
@@ -254,10 +258,10 @@ def test_the_router_sees_the_market_in_its_own_part_of_the_train_window() -> Non
     router = parts_of(world, 0.3).router
     first = router.splits["train"].start
     assert first > 40
-    seen = market_view(router, first_rows(router), (2, 5))
+    seen = market_view(router, all_first_rows(router), (2, 5))
     assert (seen[first:60] != 0.0).any(axis=1).all()
     # From the window of its first row on it is what the whole train window shows there.
-    whole = market_view(world, first_rows(world), (2, 5))
+    whole = market_view(world, all_first_rows(world), (2, 5))
     np.testing.assert_allclose(seen[first + 5 : 60], whole[first + 5 : 60], atol=1e-5)
 
 
@@ -265,7 +269,7 @@ def test_market_view_of_two_assets_by_hand() -> None:
     growth = np.exp(np.cumsum([[0.0, 0.0], [0.01, 0.02], [0.03, -0.02], [0.02, 0.04]], axis=0))
     present = np.ones((4, 2), dtype=bool)
     world = make_world(close=growth, present=present, window=1, splits={"train": range(4)})
-    seen = market_view(world, first_rows(world), (1, 3))[3]
+    seen = market_view(world, all_first_rows(world), (1, 3))[3]
     a, b = np.array([0.01, 0.03, 0.02]), np.array([0.02, -0.02, 0.04])
     rms = [np.sqrt(np.square(x).mean()) for x in (a, b)]
     one = [a[2] / rms[0], b[2] / rms[1]]

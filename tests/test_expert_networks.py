@@ -139,7 +139,7 @@ def held_of(weights: list[float], buy: list[bool], sell: list[bool]) -> Holdings
     allowed = np.ones((1, len(weights), 3), dtype=bool)
     allowed[0, :, Action.BUY], allowed[0, :, Action.SELL] = buy, sell
     row = np.array([weights], dtype=np.float32)
-    return Holdings(row, 1.0 - row.sum(axis=1), allowed)
+    return Holdings(row, 1.0 - row.sum(axis=1), allowed, np.ones(len(row)))
 
 
 def test_actions_share_the_book_with_cash_at_zero() -> None:

@@ -16,7 +16,7 @@ from echelon.config import Config
 from echelon.config.agents import RewardConfig
 from echelon.envs import ActionRule, Books, World
 from echelon.envs.act import Holdings
-from echelon.errors import DataError, UsageError
+from echelon.errors import UsageError
 from echelon.population.expert_books import survey, warm_bars
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.reference_policies import HedgeRouter, RouterPolicy
@@ -394,6 +394,7 @@ def test_book_whose_row_does_not_follow_begins_anew() -> None:
         np.zeros((1, 3), dtype=np.float32),
         np.ones(1, dtype=np.float32),
         np.ones((1, 3, 3), dtype=bool),
+        np.full(1, 100.0),
     )
     first = policy.decide(at(40), nothing)
     policy.decide(at(60), nothing)
@@ -406,20 +407,17 @@ def test_book_whose_row_does_not_follow_begins_anew() -> None:
         policy.decide(at(41, 70), pair)
 
 
-def test_book_filled_by_others_is_refused_until_its_value_is_told() -> None:
+def test_book_filled_by_others_is_halted_by_what_it_is_worth() -> None:
     config, world = config_of(), make_world(n_rows=100)
     policy = policy_of(config)
     policy.start(world, range(30, 100))
-    strange = Holdings(
-        np.full((1, 3), 0.2, dtype=np.float32),
-        np.full(1, 0.4, dtype=np.float32),
-        np.ones((1, 3, 3), dtype=bool),
-    )
-    with pytest.raises(DataError, match=r"row 40 holds weights up to 0\.2 off"):
-        policy.decide(at(40), strange)
-    policy.start(world, range(30, 100))
     for row, value in ((40, 100.0), (41, 74.0)):
-        policy.observe(np.array([value]))
+        strange = Holdings(
+            np.full((1, 3), 0.2, dtype=np.float32),
+            np.full(1, 0.4, dtype=np.float32),
+            np.ones((1, 3, 3), dtype=bool),
+            np.array([value]),
+        )
         target = policy.decide(at(row), strange)
     assert target.tolist() == [[0.0, 0.0, 0.0]]
     halt = next(e for e in policy.log if e.kind == RiskKind.HALTED)

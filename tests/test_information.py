@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from echelon.errors import TrainingError
+from echelon.ops.diversity import RunningStd
 from echelon.ops.information import (
-    RunningStd,
     SkillCritic,
     SkillDiscriminator,
     mutual_information,

@@ -230,7 +230,7 @@ def test_bayes_buys_above_one_half_and_sells_below() -> None:
     rows = np.arange(20, 120)
     allowed = np.ones((100, 8, 3), dtype=bool)
     allowed[0, :, Action.BUY] = False
-    held = Holdings(np.zeros((100, 8)), np.zeros(100), allowed)  # type: ignore[arg-type]
+    held = Holdings(np.zeros((100, 8)), np.zeros(100), allowed, np.ones(100))  # type: ignore[arg-type]
     got = policy.decide(rows, held)
     wanted = np.where(
         market.probability_up(world.rows.close)[20:120] > 0.5, Action.BUY, Action.SELL
@@ -449,7 +449,7 @@ def test_rules_of_thumb_buy_what_rose_or_fell_by_itself_or_in_comparison() -> No
     close = np.array([[100.0, 100.0, 100.0], [101.0, 102.0, 103.0]])
     x, present = np.zeros((2, 3, 1), dtype=np.float32), np.ones((2, 3), dtype=bool)
     world = drawn_world(close, close, x, present, make_config("window=1"))
-    free = Holdings(np.zeros((1, 3)), np.zeros(1), np.ones((1, 3, 3), dtype=bool))  # type: ignore[arg-type]
+    free = Holdings(np.zeros((1, 3)), np.zeros(1), np.ones((1, 3, 3), dtype=bool), np.ones(1))  # type: ignore[arg-type]
 
     def bought(rule: Rule) -> list[bool]:
         rule.start(world, range(2))

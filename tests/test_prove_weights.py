@@ -126,7 +126,7 @@ def test_whoever_says_weights_has_several_draws_and_a2c_one() -> None:
 def held(*weights: float) -> Holdings:
     array = np.array([weights], dtype=np.float32)
     cash = np.array([1.0 - sum(weights)], dtype=np.float32)
-    return Holdings(array, cash, np.ones((1, len(weights), 3), dtype=bool))
+    return Holdings(array, cash, np.ones((1, len(weights), 3), dtype=bool), np.ones(1))
 
 
 def test_thresholds_buy_and_sell_whole_parts_and_leave_the_rest_alone() -> None:

@@ -29,7 +29,9 @@ from echelon.config import Config
 from echelon.envs.act import Action, ActionKind, Holdings
 from echelon.envs.world import World, index_world
 from echelon.market import Rows
-from echelon.rng import stream
+from echelon.market.rows import next_volume
+from echelon.rng import pack_stream, stream, unpack_stream
+from echelon.states import State, copy_state, match_state, with_prefix
 from echelon.types import Bools, Floats
 
 log = logging.getLogger(__name__)
@@ -62,17 +64,54 @@ class _Rebalanced:
 
     kind: ActionKind = "weights"
 
-    def __init__(self, name: str, every: int | None, bars: int, estimate: Estimate | None) -> None:
-        """every: bars between rebalancings, None: once; estimate: None for equal weights."""
+    def __init__(
+        self,
+        name: str,
+        every: int | None,
+        bars: int,
+        estimate: Estimate | None,
+        median_bars: int = 1,
+    ) -> None:
+        """every: bars between rebalancings, None: once; estimate: None for equal weights.
+
+        median_bars: of the trailing volume that caps the first order
+        """
         self.name = name
         self._every = every
         self._bars = bars
         self._estimate = estimate
+        self._median_bars = median_bars
 
     def start(self, world: World, span: range) -> None:
         self._world = world
         self._first = span.start
         self._unfilled: dict[int, _Unfilled] = {}
+
+    @property
+    def lookback(self) -> int:
+        return max(self._bars, self._median_bars - 1)
+
+    def state(self) -> State:
+        left = self._unfilled
+        parts = {
+            f"unfilled.{name}": np.array([getattr(u, name) for u in left.values()])
+            for name in _Unfilled._fields
+            if left
+        }
+        books = np.array(list(left), dtype=np.int64)
+        return copy_state({"first": self._first, "unfilled.books": books, **parts})
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        first = match_state(self.name, {"first": 0}, state)["first"]
+        books = state.get("unfilled.books", np.zeros(0, dtype=np.int64)).tolist()
+        shape = (len(books), self._world.n_assets)
+        like = {"goal": np.zeros(shape), "pending": np.zeros(shape, bool), "now": np.zeros(shape)}
+        parts = match_state(self.name, with_prefix("unfilled.", like) if books else {}, state)
+        self._first = int(first)
+        self._unfilled = {
+            book: _Unfilled(*(parts[f"unfilled.{name}"][k] for name in _Unfilled._fields))
+            for k, book in enumerate(books)
+        }
 
     def decide(self, row: Rows, held: Holdings) -> Floats:
         target = np.full(held.weights.shape, np.nan)
@@ -95,8 +134,9 @@ class _Rebalanced:
         share, rows = world.rules.participation, world.rows
         if not np.isfinite(share):
             return np.zeros(len(weights), dtype=bool)
-        # The median of the bars up to t stands at t + 1, where the order is filled.
-        volume = rows.volume_open[t + 1] if world.fill_open else rows.volume_close[t]
+        volume = rows.volume_close[t]
+        if world.fill_open:  # at t + 1, by the median of the bars up to t
+            volume = next_volume(rows, t, self._median_bars)
         amount = np.nan_to_num(weights) * world.initial_cash
         return np.asarray(amount > share * volume * rows.close[t])
 
@@ -157,12 +197,25 @@ class Momentum:
         self._bars = bars
 
     def start(self, world: World, span: range) -> None:
-        """Take the total-return index."""
-        self._growth = world.growth
+        """Take the world, for its total-return index."""
+        self._world = world
+
+    @property
+    def lookback(self) -> int:
+        """To the index `bars` ago."""
+        return self._bars
+
+    def state(self) -> State:
+        """Nothing is remembered."""
+        return {}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Nothing to take back."""
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
         """Compare with the index `bars` ago."""
-        now, then = self._growth[row], self._growth[np.maximum(row - self._bars, 0)]
+        growth = self._world.growth
+        now, then = growth[row], growth[np.maximum(row - self._bars, 0)]
         with np.errstate(invalid="ignore"):
             wish = np.where(now > then, Action.BUY, Action.SELL)
         return only_allowed(wish, held)
@@ -173,6 +226,7 @@ class Random:
 
     kind: ActionKind = "discrete"
     name = "random"
+    lookback = 0
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -180,6 +234,15 @@ class Random:
     def start(self, world: World, span: range) -> None:
         """Begin the same stream of lots every time."""
         self._rng = stream(self._seed, "baseline", "random")
+
+    def state(self) -> State:
+        """Where the stream of lots is."""
+        return {"generator": pack_stream(self._rng)}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Draw on from there."""
+        saved = match_state(self.name, self.state(), state)
+        unpack_stream(self._rng, saved["generator"])
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
         """Draw lots."""
@@ -193,9 +256,17 @@ class Cash:
 
     kind: ActionKind = "discrete"
     name = "cash"
+    lookback = 0
 
     def start(self, world: World, span: range) -> None:
         """Nothing to make ready."""
+
+    def state(self) -> State:
+        """Nothing is remembered."""
+        return {}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Nothing to take back."""
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
         """HOLD."""
@@ -209,7 +280,7 @@ def only_allowed(actions: NDArray[Any], held: Holdings) -> NDArray[np.int8]:
 
 
 _MAKERS: Mapping[str, Callable[[Config], Policy]] = {
-    "buy_and_hold": lambda c: _Rebalanced("buy_and_hold", None, 0, None),
+    "buy_and_hold": lambda c: _Rebalanced("buy_and_hold", None, 0, None, c.market.median_days),
     "equal_weight": lambda c: _Rebalanced("equal_weight", c.eval.rebalance_bars, 0, None),
     "min_variance": lambda c: _Rebalanced(
         "min_variance", c.eval.rebalance_bars, c.eval.estimation_bars, _min_variance

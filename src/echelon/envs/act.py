@@ -67,10 +67,11 @@ class Holdings(NamedTuple):
     weights: Floats32  # [E,N] shares of the book's value
     cash_share: Floats32  # [E]
     allowed: Bools  # [E,N,3] by `Action`; HOLD is always allowed
+    value: Floats  # [E] what the books are worth at this close
 
     def take(self, which: Bools | slice) -> Holdings:
         """Those of some books."""
-        return Holdings(self.weights[which], self.cash_share[which], self.allowed[which])
+        return Holdings._make(part[which] for part in self)
 
 
 def rules_for(rules: Rules, kind: ActionKind) -> Rules:
@@ -90,7 +91,7 @@ def holdings(world: World, book: Book, value: Floats, row: Rows, rule: ActionRul
     """
     shape = book.shares.shape
     weights, cash_share = np.empty(shape, dtype=np.float32), np.empty(shape[0], dtype=np.float32)
-    out = Holdings(weights, cash_share, np.empty((*shape, 3), dtype=np.bool_))
+    out = Holdings(weights, cash_share, np.empty((*shape, 3), dtype=np.bool_), value)
     money = rule.buy_pct * book.cash if rule.kind == "discrete" else value
     buyable = world.present, world.member
     _holdings(book, value, money, row, world.rows, *buyable, world.fill_open, world.rules, out)

@@ -45,14 +45,17 @@ class Books:
     def __init__(
         self, world: World, rule: ActionRule, reward: RewardConfig, n_books: int, span: range
     ) -> None:
-        """span: rows a book may stand at; at its last one the episode is truncated."""
+        """span: rows a book may stand at; at its last one the episode is truncated.
+
+        It may end after the rows that a growing world has so far: a book can stand at its newest
+        row, and is stepped when there is one more.
+        """
         self.world = world
         self.rule = rule
         self.reward_config = reward
         self.span = span
         self._rules = act.rules_for(world.rules, rule.kind)
-        self._buyable = world.present & world.member
-        self._all_buyable = bool(self._buyable[span.start : span.stop].all())
+        self._all_buyable = _all_buyable(world, span)
         self._benchmark = _benchmark_returns(world, span) if reward.kind == "excess" else None
         cash = np.full(n_books, world.initial_cash)
         self.book = new_book(cash, n_books, world.n_assets)
@@ -101,7 +104,8 @@ class Books:
             orders = act.weight_orders(act.cap_weights(actions), self.book, self.value, close)
         refused = execution = None
         if not self._all_buyable:
-            orders, refused = act.members_only(orders, self._buyable[self.row])
+            buyable = world.present[self.row] & world.member[self.row]
+            orders, refused = act.members_only(orders, buyable)
         if world.executor is None:
             stepped = step(
                 self.book, orders, world.rows, self.row, self._rules, fill_open=world.fill_open
@@ -143,6 +147,14 @@ class Books:
         memory = {k: state[f"reward.{k}"] for k in rewards.RewardState._fields}
         cursor = int(memory.pop("cursor"))
         self.reward_state = rewards.RewardState(**memory, cursor=cursor)
+
+
+def _all_buyable(world: World, span: range) -> bool:
+    """Whether everything may be bought at every row of the span; no, where not all are known."""
+    rows = slice(span.start, span.stop)
+    if span.stop > len(world.times) or span.start < world.kept.start:
+        return False
+    return bool((world.present[rows] & world.member[rows]).all())
 
 
 def _benchmark_returns(world: World, span: range) -> Floats:

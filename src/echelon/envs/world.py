@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from echelon.data.panel import forward_fill
 from echelon.errors import ConfigError, DataError
 from echelon.features.prepared import Prepared
 from echelon.runs.registry import TestRead
-from echelon.types import Bools, Floats, Floats32, Times
+from echelon.types import Bools, Floats, Floats32, Freq, PriceBasis, Times
 
 _BLOCK = 256  # rows looked at together: a large X is mapped, not read
 
@@ -88,21 +89,85 @@ class World:
             )
         return range(first, rows.stop)
 
+    @property
+    def kept(self) -> range:
+        """Rows that can be looked at: all there are, or of a world that grows the last ones."""
+        return range(len(self.times))
+
+    def first_rows(self, rows: market.Rows) -> market.Rows:
+        """[E] for each of rows[E] the first one on which a book may stand that comes to it.
+
+        Looking back is allowed, but not into another stretch, nor to rows without a whole window.
+        """
+        first = min(max(split.start, self.window - 1) for split in self.splits.values())
+        out = np.full(len(rows), first, dtype=np.int64)
+        for piece in chain.from_iterable(self.stretches.values()):
+            inside = (rows >= piece.start) & (rows < piece.stop)
+            out[inside] = np.maximum(out[inside], piece.start)
+        return out
+
     def spans(self, split: str) -> tuple[range, ...]:
         """Stretches of a split to be traded each by itself: `span`, or those of a joined world."""
         return self.stretches.get(split) or (self.span(split),)
 
 
+class WorldFacts(NamedTuple):
+    """What a world of data is, whatever its rows are."""
+
+    data: market.TradedData
+    freq: Freq
+    window: int
+    splits: Mapping[str, range]
+    benchmark: bool  # the data have an index
+
+    def settings(self, config: Config, costs: float) -> dict[str, Any]:
+        """The fields of a `World` that are not of its rows."""
+        data, in_force = self.data, market.rules_in_force(config, self.data)
+        assert data.calendar is not None, "data are of a calendar"
+        ledger = {"fill": in_force.fill, "prices": data.price_basis, "preset": in_force.preset}
+        return {
+            "rules": in_force.resolved.rules.scale_costs(costs),
+            "symbols": data.symbols,
+            "splits": self.splits,
+            "window": self.window,
+            "fill_open": config.market.fill == "open",
+            "initial_cash": config.market.initial_cash,
+            "periods_per_year": periods_per_year(data.calendar, self.freq),
+            "ledger": ledger,
+            "in_force": in_force,
+        }
+
+    def row_settings(self, config: Config) -> market.RowSettings:
+        """How market rows are laid out."""
+        resolved = market.rules_in_force(config, self.data).resolved
+        return market.RowSettings(
+            lots=resolved.lots and self.data.price_basis != "adjusted",
+            stamp_duty=resolved.stamp_duty,
+            unknown_haircut=config.market.delist_haircut,
+            median_bars=config.market.median_days,
+        )
+
+
+def total_return_index(close: Floats, factor: Floats | None, basis: PriceBasis) -> Floats:
+    """[T,N] the close, times the factor, carried forward, where the prices lack it."""
+    if factor is None or basis == "adjusted":
+        return np.asarray(close, dtype=np.float64)
+    return np.asarray(close * factor)
+
+
 def rules_of(prepared: Prepared, config: Config) -> market.RulesInForce:
     """The rules in force on a prepared set; a preset that contradicts its calendar is refused."""
+    return market.rules_in_force(config, _traded_data(prepared))
+
+
+def _traded_data(prepared: Prepared) -> market.TradedData:
     manifest = prepared.manifest
     opens, volume, limits = (
         prepared.array(name) is not None for name in ("open", "volume", "limit_up")
     )
-    data = market.TradedData(
+    return market.TradedData(
         manifest["calendar"], manifest["price_basis"], prepared.symbols, opens, volume, limits
     )
-    return market.rules_in_force(config, data)
 
 
 def world_of(
@@ -115,44 +180,33 @@ def world_of(
 
     costs: what trading costs, times this; 0 leaves out every cost, as `eval.use_fee: false` asks
     """
-    in_force = rules_of(prepared, config)
-    resolved = in_force.resolved
     sealed = prepared.splits["valid"].rows.stop
     stop = len(prepared.times) if read is not None else sealed
-    history = _history(prepared, stop)
-    rows = market.market_rows(
-        history,
-        lots=resolved.lots and history.price_basis != "adjusted",
-        stamp_duty=resolved.stamp_duty,
-        unknown_haircut=config.market.delist_haircut,
-        median_bars=config.market.median_days,
+    member, benchmark = prepared.array("member"), prepared.array("benchmark")
+    splits = {name: split.rows for name, split in prepared.splits.items()}
+    facts = WorldFacts(
+        data=_traded_data(prepared),
+        freq=prepared.manifest["freq"],
+        window=prepared.window,
+        splits={name: rows for name, rows in splits.items() if rows.stop <= stop},
+        benchmark=benchmark is not None,
     )
+    settings = facts.settings(config, costs)
+    history = _history(prepared, stop)
+    start = market.RowState.start(len(prepared.symbols))
+    rows, _ = market.lay_rows(history, facts.row_settings(config), start)
     x = np.asarray(prepared.x[:stop])
     _refuse_nan(x, prepared)
-    member, benchmark = prepared.array("member"), prepared.array("benchmark")
-    # The close, times the factor where the prices lack it.
-    growth = np.asarray(history.close, dtype=np.float64)
-    if history.factor is not None and history.price_basis != "adjusted":
-        growth = np.asarray(history.close * forward_fill(history.factor))
-    manifest = prepared.manifest
-    splits = {name: split.rows for name, split in prepared.splits.items()}
+    factor = None if history.factor is None else forward_fill(history.factor)
     return World(
         rows=rows._replace(stamp=rows.stamp * costs),
-        rules=resolved.rules.scale_costs(costs),
         x=x,
         present=np.asarray(prepared.present[:stop]),
         member=np.asarray((prepared.present if member is None else member)[:stop]),
-        growth=growth,
+        growth=total_return_index(history.close, factor, history.price_basis),
         times=np.asarray(prepared.times[:stop]),
-        symbols=prepared.symbols,
-        splits={name: rows for name, rows in splits.items() if rows.stop <= stop},
-        window=prepared.window,
-        fill_open=config.market.fill == "open",
-        initial_cash=config.market.initial_cash,
-        periods_per_year=periods_per_year(manifest["calendar"], manifest["freq"]),
         benchmark=None if benchmark is None else np.asarray(benchmark[:stop]),
-        ledger={"fill": in_force.fill, "prices": history.price_basis, "preset": in_force.preset},
-        in_force=in_force,
+        **settings,
     )
 
 

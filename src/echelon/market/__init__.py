@@ -16,7 +16,15 @@ from echelon.market.presets import (
     resolve_rules,
     rules_in_force,
 )
-from echelon.market.rows import PriceHistory, market_rows
+from echelon.market.rows import (
+    PriceHistory,
+    RowSettings,
+    RowState,
+    fixed_rows,
+    haircuts,
+    lay_rows,
+    market_rows,
+)
 from echelon.market.rules import Rules
 from echelon.market.types import Book, Fills, MarketRows, Orders, Reason, Rows
 
@@ -31,12 +39,17 @@ __all__ = [
     "Orders",
     "PriceHistory",
     "Reason",
+    "RowSettings",
+    "RowState",
     "Rows",
     "Rules",
     "RulesInForce",
     "TradedData",
     "cost_split",
     "drawn_market",
+    "fixed_rows",
+    "haircuts",
+    "lay_rows",
     "market_rows",
     "new_book",
     "resolve_rules",

@@ -1,4 +1,4 @@
-"""How different experts are, how evenly they are used, and what a router is paid for either.
+"""How different experts are, how evenly they are used, what a router is paid for either; scales.
 
 Portfolios are compared as target weights, cash included, on probe states that all experts share:
 
@@ -8,6 +8,7 @@ Portfolios are compared as target weights, cash included, on probe states that a
 
 The router's bonus is one of two: `UsageWindow.bonus`, for the expert that was seldom chosen, and
 `policy_kl`, for the one whose portfolio is unlike the population's. Both lie in [0, log K].
+`RunningStd` is the scale of the extrinsic reward that a bonus is added to.
 
 Axes: `K` experts, `S` probe states, `N` assets, `B` decisions. Weights are shares of the book's
 value, none negative, their sum at most 1; the rest is cash, whether or not it has a column.
@@ -171,3 +172,54 @@ def next_kl_weight(
         return 0.0
     share = usage_entropy / math.log(n_experts)
     return min(max(weight + _KL_RATE * (floor - share), 0.0), most)
+
+
+class RunningStd:
+    """Standard deviation of all values so far, by which rewards are divided.
+
+    Counts, means and sums of squares of batches are merged (Welford, 1962; Chan et al., 1983): no
+    difference of large sums, and no value is kept. The mean stays in: a reward's sign is its own.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = 0.0
+        self._squares = 0.0
+
+    def update(self, values: NDArray[np.floating[Any]]) -> None:
+        """Count in values of any shape."""
+        x = np.asarray(values, dtype=np.float64).ravel()
+        if x.size == 0:
+            return
+        if not np.isfinite(x).all():
+            raise TrainingError(
+                "expected finite rewards, found NaN or infinity: one of them would spoil the "
+                "scale of all that follow; find the expert that earned it and put it in quarantine"
+            )
+        mean = float(x.mean())
+        gap, total = mean - self.mean, self.count + x.size
+        self._squares += float(np.square(x - mean).sum()) + gap * gap * self.count * x.size / total
+        self.mean += gap * x.size / total
+        self.count = total
+
+    @property
+    def std(self) -> float:
+        """Standard deviation (divisor n); 1 while the values do not differ, or there are none."""
+        if self.count < 2:
+            return 1.0
+        spread = math.sqrt(self._squares / self.count)
+        # What rounding alone makes of equal values is no scale.
+        return spread if spread > 1e-12 + 1e-9 * abs(self.mean) else 1.0
+
+    def scale(self, values: NDArray[np.floating[Any]]) -> Floats:
+        """Values over the standard deviation, float64, of the same shape."""
+        return np.asarray(values, dtype=np.float64) / self.std
+
+    def state(self) -> dict[str, float]:
+        """What `restore` needs; fit for JSON, every digit kept."""
+        return {"count": self.count, "mean": self.mean, "squares": self._squares}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Go on from `state`, bit by bit."""
+        self.count, self.mean = int(state["count"]), float(state["mean"])
+        self._squares = float(state["squares"])

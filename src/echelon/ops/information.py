@@ -1,4 +1,4 @@
-"""What an action or a book tells of the skill behind it, as a reward; and reward scales.
+"""What an action or a book tells of the skill behind it, as a reward.
 
 Two estimates of mutual information, both a score per candidate skill turned into
 
@@ -21,7 +21,6 @@ Axes: `B` samples, `K` skills, `S` size of a state, `A` of an action, `Z` of a s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from echelon.errors import TrainingError
-from echelon.types import Bools, Floats
+from echelon.types import Bools
 
 
 def pointwise_information(scores: Tensor, own: Tensor, log_prior: Tensor | None = None) -> Tensor:
@@ -103,57 +101,6 @@ def quality_gate(returns: NDArray[np.floating[Any]], margin: float) -> Bools:
     quality = np.where(np.isfinite(r), r, -np.inf)
     near: Bools = np.isfinite(r) & (quality >= quality.max(initial=-np.inf) - margin)
     return near
-
-
-class RunningStd:
-    """Standard deviation of all values so far, by which rewards are divided.
-
-    Counts, means and sums of squares of batches are merged (Welford, 1962; Chan et al., 1983): no
-    difference of large sums, and no value is kept. The mean stays in: a reward's sign is its own.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean = 0.0
-        self._squares = 0.0
-
-    def update(self, values: NDArray[np.floating[Any]]) -> None:
-        """Count in values of any shape."""
-        x = np.asarray(values, dtype=np.float64).ravel()
-        if x.size == 0:
-            return
-        if not np.isfinite(x).all():
-            raise TrainingError(
-                "expected finite rewards, found NaN or infinity: one of them would spoil the "
-                "scale of all that follow; find the expert that earned it and put it in quarantine"
-            )
-        mean = float(x.mean())
-        gap, total = mean - self.mean, self.count + x.size
-        self._squares += float(np.square(x - mean).sum()) + gap * gap * self.count * x.size / total
-        self.mean += gap * x.size / total
-        self.count = total
-
-    @property
-    def std(self) -> float:
-        """Standard deviation (divisor n); 1 while the values do not differ, or there are none."""
-        if self.count < 2:
-            return 1.0
-        spread = math.sqrt(self._squares / self.count)
-        # What rounding alone makes of equal values is no scale.
-        return spread if spread > 1e-12 + 1e-9 * abs(self.mean) else 1.0
-
-    def scale(self, values: NDArray[np.floating[Any]]) -> Floats:
-        """Values over the standard deviation, float64, of the same shape."""
-        return np.asarray(values, dtype=np.float64) / self.std
-
-    def state(self) -> dict[str, float]:
-        """What `restore` needs; fit for JSON, every digit kept."""
-        return {"count": self.count, "mean": self.mean, "squares": self._squares}
-
-    def restore(self, state: Mapping[str, float]) -> None:
-        """Go on from `state`, bit by bit."""
-        self.count, self.mean = int(state["count"]), float(state["mean"])
-        self._squares = float(state["squares"])
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:

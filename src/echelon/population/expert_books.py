@@ -1,15 +1,14 @@
 """The experts' books: traded side by side in many places at once, and how each stands.
 
-In each of E places stand K + 1 books (`ExpertBooks`): one for every expert, and one more, number K,
-that is traded by whoever uses them. Three uses, one class:
+In each of E places stand K books (`ExpertBooks`), one for every expert. Two uses, one class:
 
-- **own books** (`survey`): each expert trades its own, whoever is in charge;
+- **own books** (`survey`, `HierarchyPolicy`): each expert trades its own, whoever is in charge;
 - **forks** (`MetaEnv`): all are copies of the real book; expert k trades fork k until the next
-  decision, the last one goes to cash, and then the fork of the one in charge is the real book;
-- **command** (`HierarchyPolicy`): own books, and in the last one the real book as it is commanded.
+  decision, one more, number K, goes to cash, and then the fork of the one in charge is the real
+  book.
 
 All books are one `Books`, so a bar is one call of the kernel; each expert is asked once a bar,
-about all its books together: what a bar costs hardly depends on E.
+about its books in all places together: what a bar costs hardly depends on E.
 
 `ExpertStanding` follows own books as they are traded: their past for the router's observation, and
 the two guards that judge experts by them (`DrawdownGuard` masks, `CvarGuard` scales). `survey`
@@ -18,29 +17,31 @@ the experts, so for the router's training they are traded once for each state of
 looked up by however many environments visit a row; policies trade theirs bar by bar.
 
 Axes: `K` experts, `E` places, `N` assets, `T` rows of the world, `H` horizons. Books are stored
-expert by expert, [K+1,E].
+expert by expert, [K,E], those that go to cash after them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain, pairwise
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.config.agents import RewardConfig
-from echelon.envs.act import ActionRule, Holdings
+from echelon.envs.act import ActionRule
 from echelon.envs.books import RUIN, Books
 from echelon.envs.world import World
-from echelon.errors import ConfigError, DataError
+from echelon.errors import ConfigError, DataError, StoreError
 from echelon.market import Rows
 from echelon.population.router_task import ExpertView, Trail, market_view
 from echelon.risk.cvar import CvarGuard, CvarVerdict
 from echelon.risk.drawdown import DrawdownGuard, DrawdownVerdict
 from echelon.risk.portfolio import limit_positions
+from echelon.states import State, below_prefix, copy_state, match_state, with_prefix
 from echelon.types import Bools, Floats, Floats32, Ints
 
 _PIECE_ROWS = 500  # most rows that one place trades; longer spans go in pieces, side by side
@@ -48,32 +49,39 @@ _SIDE_BY_SIDE = 16  # pieces that a short window is cut into
 _LEAST_ROWS = 120  # rows that a piece has at least: each is traded behind a warm-up of its own
 
 
-class ExpertTargets(NamedTuple):
-    """Weights[K,E,N] for the experts' own books, and for books shown to all; NaN: as it is."""
-
-    own: Floats
-    real: Floats | None
-
-
 class BookStep(NamedTuple):
-    """Values[K+1,E] after a bar; cost[K+1,E]: of trading, as a share of the value before it."""
+    """Values[K,E] after a bar; cost[K,E]: of trading, as a share of the value before it.
+
+    [K+1,E] each where one more goes to cash.
+    """
 
     value: Floats
     cost: Floats
 
 
 class ExpertBooks:
-    """K + 1 books in each of E places; see the module's text."""
+    """K books in each of E places, or K + 1; see the module's text."""
 
     def __init__(
-        self, experts: Sequence[Policy], world: World, config: Config, n_places: int, span: range
+        self,
+        experts: Sequence[Policy],
+        world: World,
+        config: Config,
+        n_places: int,
+        span: range,
+        *,
+        cash: bool = False,
     ) -> None:
-        """span: rows a book may stand at. `experts` must have been started on it."""
+        """span: rows a book may stand at; `experts` must have been started on it.
+
+        cash: in each place one more book, number K, goes to cash
+        """
         self.world = world
         self.n_experts = len(experts)
         self.n_places = n_places
         self._experts = experts
-        rule, n_books = ActionRule.from_config(config, "weights"), (len(experts) + 1) * n_places
+        self._n = len(experts) + cash
+        rule, n_books = ActionRule.from_config(config, "weights"), self._n * n_places
         self._books = Books(world, rule, RewardConfig(), n_books, span)
         self._held = self._books.holdings()
 
@@ -84,36 +92,35 @@ class ExpertBooks:
 
     @property
     def value(self) -> Floats:
-        """[K+1,E] what the books are worth."""
+        """[K,E], or [K+1,E]: what the books are worth."""
         return self._books.value.reshape(-1, self.n_places)
 
     @property
     def weights(self) -> Floats32:
-        """[K+1,E,N] what the books hold."""
-        return self._held.weights.reshape(self.n_experts + 1, self.n_places, -1)
+        """[K,E,N] what the experts' books hold."""
+        held = self._held.weights.reshape(self._n, self.n_places, -1)
+        return held[: self.n_experts]
 
     def begin(self, rows: Rows, which: Bools) -> None:
         """Give all books of the places `which`[E] new cash and put them at `rows`[E]."""
-        n = self.n_experts + 1
-        self._books.reset(np.tile(rows, n), np.tile(which, n))
+        self._books.reset(np.tile(rows, self._n), np.tile(which, self._n))
         self._held = self._books.holdings()
 
-    def ask(self, real: Holdings | None = None) -> ExpertTargets:
-        """What every expert wants to hold in its own book and, if given, in the books `real`[E]."""
+    def ask(self) -> Floats:
+        """Target weights[K,E,N] that every expert wants in its own books; NaN: as it is."""
         row, width = self.row, self.n_places
-        rows = row if real is None else np.concatenate([row, row])
-        wanted = np.empty((self.n_experts, len(rows), self.world.n_assets))
+        wanted = np.empty((self.n_experts, width, self.world.n_assets))
         for k, expert in enumerate(self._experts):
-            held = self._held.take(slice(k * width, (k + 1) * width))
-            if real is not None:
-                held = Holdings(*(np.concatenate(pair) for pair in zip(held, real, strict=True)))
-            wanted[k] = expert.decide(rows, held)
-        return ExpertTargets(wanted[:, :width], None if real is None else wanted[:, width:])
+            wanted[k] = expert.decide(row, self._held.take(slice(k * width, (k + 1) * width)))
+        return wanted
 
     def step(self, targets: Floats) -> BookStep:
-        """Trade all books one bar on; targets[K+1,E,N]."""
+        """Trade all books one bar on; targets[K,E,N] of the experts' books."""
         before = self.value
-        fills = self._books.step(targets.reshape(self._books.n_books, -1)).fills
+        actions = targets.reshape(-1, targets.shape[-1])
+        if self._n > self.n_experts:
+            actions = np.concatenate([actions, np.zeros((self.n_places, actions.shape[1]))])
+        fills = self._books.step(actions).fills
         self._held = self._books.holdings()
         cost = (fills.commission + fills.stamp + fills.slippage).sum(axis=1).reshape(before.shape)
         return BookStep(self.value, cost / np.maximum(before, 1e-12))
@@ -127,15 +134,30 @@ class ExpertBooks:
         finally:
             self._books, self._held = books, held
 
+    def state(self) -> State:
+        """What `restore` goes on from."""
+        return copy_state(self._books.state())
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from what `state` gave, in a world that has the rows the books stand at."""
+        taken = match_state("own books", self._books.state(), state)
+        try:
+            self._books.restore(taken)
+        except ValueError as error:
+            raise StoreError(
+                f"the saved own books: {error}. Restore the world that they were saved with first."
+            ) from None
+        self._held = self._books.holdings()
+
     def gather(self, chosen: Ints) -> None:
         """Make all books of each place copies of the one of number `chosen`[E] there."""
         places = np.arange(self.n_places)
-        source = np.tile(chosen * self.n_places + places, self.n_experts + 1)
+        source = np.tile(chosen * self.n_places + places, self._n)
         self._books = self._books.take(source)
         self._held = self._books.holdings()
 
     def is_ruined(self) -> Bools:
-        """[K+1,E] books that are worth nothing any more."""
+        """[K,E], or [K+1,E]: books that are worth nothing any more."""
         return np.asarray(self.value < RUIN * self.world.initial_cash)
 
 
@@ -150,19 +172,6 @@ def start_experts(experts: Sequence[Policy], world: World, span: range) -> None:
                 "weights can be commanded. Train it by SAC or TD3."
             )
         expert.start(world, span)
-
-
-def first_rows(world: World) -> Rows:
-    """[T] for each row the first one on which a book may stand that comes to it.
-
-    Looking back is allowed, but not into another stretch, nor to rows without a whole window.
-    """
-    first = min(max(rows.start, world.window - 1) for rows in world.splits.values())
-    out = np.full(len(world.times), first, dtype=np.int64)
-    for piece in chain.from_iterable(world.stretches.values()):
-        inside = slice(piece.start, piece.stop)
-        out[inside] = np.maximum(out[inside], piece.start)
-    return out
 
 
 def within_limits(target: Floats, current: Floats32, scale: Floats) -> Floats:
@@ -228,6 +237,29 @@ class ExpertStanding:
             self.cvar.restart(fresh)
         return Verdicts(masked, scaled)
 
+    def state(self) -> State:
+        """What `restore` goes on from."""
+        parts = with_prefix("trail.", self._trail.state())
+        parts |= with_prefix("drawdown.", self.drawdown.flat_state())
+        parts |= with_prefix("cvar.", self.cvar.flat_state())
+        return parts | copy_state(self._marks())
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from what `state` gave."""
+        marks = match_state("standing of the experts", self._marks(), state)
+        self._trail.restore(below_prefix("trail.", state))
+        self.drawdown.restore_flat(below_prefix("drawdown.", state))
+        self.cvar.restore_flat(below_prefix("cvar.", state))
+        self._value, self._first, self._lost, self.returns = marks.values()
+
+    def _marks(self) -> State:
+        return {
+            "value": self._value,
+            "first": self._first,
+            "lost": self._lost,
+            "returns": self.returns,
+        }
+
     @property
     def allowed(self) -> Bools:
         """[E,K] whom the router may choose."""
@@ -276,7 +308,7 @@ def survey(
             "2 rows, one to decide at and one to be marked at. Lengthen the router's window "
             "(meta_router.window_share)."
         )
-    first = first_rows(world)
+    first = world.first_rows(np.arange(len(world.times)))
     plan = _Pieces.from_spans(spans, first, warm_bars(config))
     whole = range(int(plan.begin.min()), int(plan.stop.max()))
     start_experts(experts, world, whole)
@@ -321,10 +353,9 @@ def _walk(books: ExpertBooks, plan: _Pieces, config: Config) -> ExpertView:
     nobody = np.full(n_places, -1, dtype=np.int64)
     done, fresh = np.zeros(n_places, dtype=np.bool_), np.ones(n_places, dtype=np.bool_)
     books.begin(plan.begin, fresh)
-    cash = np.zeros((1, n_places, books.world.n_assets))
     while True:
         row = books.row
-        standing.mark(books.value[:-1].T, fresh, nobody)
+        standing.mark(books.value.T, fresh, nobody)
         note = ~done & (row >= plan.low) & (row < plan.stop)
         if note.any():
             for table, part in zip(out, standing.view(), strict=True):
@@ -334,7 +365,7 @@ def _walk(books: ExpertBooks, plan: _Pieces, config: Config) -> ExpertView:
             return out
         if done.any():  # those trade their pieces again, unnoticed, until the longest is done
             books.begin(np.where(done, plan.begin, row), done)
-        books.step(np.concatenate([books.ask().own, cash]))
+        books.step(books.ask())
         fresh = np.zeros(n_places, dtype=np.bool_)
 
 

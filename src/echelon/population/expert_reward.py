@@ -42,8 +42,8 @@ from echelon.config import Config
 from echelon.envs.act import Holdings, weights_of_actions
 from echelon.errors import StoreError, TrainingError
 from echelon.models.expert import ExpertObs
+from echelon.ops.diversity import RunningStd
 from echelon.ops.information import (
-    RunningStd,
     SkillCritic,
     SkillDiscriminator,
     mlp,
@@ -84,7 +84,7 @@ def target_portfolios(actions: Tensor, holdings: Tensor, cash: Tensor, free: Ten
     free[B,N]: what can be traded; what could only be sold counts too: the replay does not say
     """
     allowed = np.repeat(free.numpy()[:, :, None], 3, axis=2)
-    held = Holdings(holdings.numpy(), cash.numpy(), allowed)
+    held = Holdings(holdings.numpy(), cash.numpy(), allowed, np.ones(len(allowed)))
     wanted = weights_of_actions(actions.numpy(), held)
     return torch.from_numpy(np.where(np.isnan(wanted), held.weights, wanted).astype(np.float32))
 

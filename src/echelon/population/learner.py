@@ -44,9 +44,9 @@ from echelon.population import measurement
 from echelon.population.evolution import Evolution, RouterEvolution, fitness
 from echelon.population.expert_books import survey
 from echelon.population.expert_reward import ActionSamples, SkillBonus, target_portfolios
-from echelon.population.member import Brief, Member, MemberFactory, new_tables
+from echelon.population.member import Brief, Member, MemberFactory, expert_policy, new_tables
 from echelon.population.meta_env import MetaEnv
-from echelon.population.policy import HierarchyPolicy, expert_policy
+from echelon.population.policy import HierarchyPolicy
 from echelon.population.record import (
     PopulationEvent,
     PopulationHistory,

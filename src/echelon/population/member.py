@@ -35,7 +35,8 @@ from echelon.config import Config
 from echelon.envs.act import Holdings, weights_of_actions
 from echelon.envs.world import World
 from echelon.errors import TrainingError
-from echelon.models.encoders import Encoder
+from echelon.models.encoders import Encoder, build_encoder
+from echelon.models.expert import ExpertActor
 from echelon.ops.squashed import by_source
 from echelon.population.expert_reward import ExpertReward
 from echelon.population.measurement import own_returns, window_sharpes
@@ -370,3 +371,25 @@ def _metrics_by_source(traced: Traced, drawn: SharedBatch, n_members: int) -> di
 def _flat(values: NDArray[Any]) -> Tensor:
     """[L,B,…] -> [L·B,…]."""
     return torch.from_numpy(np.ascontiguousarray(values).reshape(-1, *values.shape[2:]))
+
+
+def expert_policy(
+    config: Config,
+    weights: Mapping[str, Tensor],
+    base: Encoder,
+    seed: int,
+    number: int,
+    tables: tuple[EmbeddingTable, ...] = (),
+) -> WeightPolicy:
+    """An expert's policy from what `Member.acting` gave; tables: of the base encoder."""
+    actor = ExpertActor(
+        base.d_model, config.expert.hidden, config.state, skill_dim=config.experts.skill_dim
+    )
+    actor.load_state_dict(below_prefix("actor.", weights))
+    encoder, own = base, below_prefix("encoder.", weights)
+    plain = base.state_dict()
+    if any(not torch.equal(value, plain[name]) for name, value in own.items()):
+        encoder = build_encoder(config, base.n_features)
+        encoder.load_state_dict(own)
+        tables = ()
+    return WeightPolicy(encoder, actor, config, seed, f"expert {number}", keep=True, tables=tables)

@@ -87,7 +87,7 @@ class MetaEnv(PlacesVecEnv):
         self._starts = Starts(self._spans, self._bars, rng)
         self._noise = stream(self.seed_of_run, "router portfolios", phase)
         whole = self._starts.whole
-        self._books = ExpertBooks(experts, world, self.config, self.num_envs, whole)
+        self._books = ExpertBooks(experts, world, self.config, self.num_envs, whole, cash=True)
         self._begin()
 
     def reset(self) -> Floats32:
@@ -128,12 +128,10 @@ class MetaEnv(PlacesVecEnv):
     def _trade(self, chosen: Ints) -> Floats | None:
         """Step all forks to the next decision; [K,E] policy KL where that is paid for."""
         books, view = self._books, self.survey.view
-        cash = np.zeros((1, self.num_envs, self.world.n_assets))
         expert = np.minimum(chosen, len(self.experts) - 1)
         kl = None
         for bar in range(min(self.config.meta_router.every_bars, self._left)):
-            targets = books.ask().own
-            current = books.weights[:-1]
+            targets, current = books.ask(), books.weights
             if bar == 0 and self.incentive is not None:
                 kl = self.incentive.unlikeness(targets, current, self._noise)
             scale = view.scale[books.row]
@@ -143,7 +141,7 @@ class MetaEnv(PlacesVecEnv):
                     targets.reshape(flat), current.reshape(flat), scale.T.astype(np.float64).ravel()
                 )
                 targets = limited.reshape(targets.shape)
-            books.step(np.concatenate([targets, cash]))
+            books.step(targets)
             self._left -= 1
             masked = ~view.allowed[books.row, expert] & (chosen < len(self.experts))
             if masked.any():

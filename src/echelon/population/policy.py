@@ -7,18 +7,21 @@ At the close of each bar, for all books at once:
 2. The real book is looked at: one that fell too far is halted (`PortfolioHalt`).
 3. The router is asked where `meta_router.every_bars` bars have gone by since its last decision,
    at once where the expert in charge is masked, and where a halt has ended.
-4. Every expert says, in one call, what it wants in its own book and what it would do with the real
-   one. What the one in charge wants is sent: within its position limit, cash if halted, and only
-   so far as `TurnoverLimit` allows.
+4. The expert in charge says what it would do with the real book. That is sent: within its position
+   limit, cash if halted, and only so far as `TurnoverLimit` allows.
+5. Then, in a second phase that no order waits for: every expert says what it wants in its own book
+   and, for the record, what it would do with the real one.
+
+Phase two needs nothing but what was there at the decision, so it may come whenever there is time:
+`complete` runs it (live: after the orders are out), and so does whatever needs it, the next
+decision at the latest. Each expert is asked about the real books and about its own in separate
+calls, always of the same shapes, so that the same numbers come out everywhere: one batch of two
+rows and two batches of one do not round alike. What experts say may depend on the row and on the
+book, not on what they were asked before.
 
 Own books begin `warm_bars` before a book's first row, where the world has such rows: that is
 looking back. Books whose rows do not follow their last ones restart, own books and all, and all
 of them together; who needs others gives each group a policy of its own.
-
-What the real book is worth is not in `Holdings`. The policy trades a copy of it next to the own
-books, by the same kernel, which is the same to the last bit wherever books are simulated. Where
-they are not (live), `observe` is to be called with their values before each decision; a book that
-turns out to be another than the copy is refused without it.
 
 Axes: `E` books, `K` experts, number K is cash, `N` assets.
 """
@@ -27,41 +30,55 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
-from echelon.agents.expert_core import WeightPolicy
-from echelon.agents.tables import EmbeddingTable
-from echelon.backtest.policy import Policy
+from echelon.backtest.policy import Policy, StatefulPolicy, lookback_of
 from echelon.config import Config
 from echelon.envs.act import ActionKind, Holdings, free
 from echelon.envs.world import World
-from echelon.errors import DataError, UsageError
+from echelon.errors import DataError, StoreError, UsageError
 from echelon.market import Rows
-from echelon.models.encoders import Encoder, build_encoder
-from echelon.models.expert import ExpertActor
 from echelon.population import router_task
 from echelon.population.expert_books import (
     ExpertBooks,
     ExpertStanding,
     Verdicts,
-    first_rows,
     start_experts,
     warm_bars,
     within_limits,
 )
 from echelon.population.record import CASH, CommandRecord
-from echelon.population.reference_policies import HEDGE, HedgeRouter, RouterPolicy, expert_key
+from echelon.population.reference_policies import (
+    HEDGE,
+    HedgeRouter,
+    RouterMemory,
+    RouterOdds,
+    RouterPolicy,
+    expert_key,
+)
+from echelon.population.router_task import MarketView
 from echelon.risk.events import Alert, RiskEvent, RiskLog
 from echelon.risk.portfolio import MONTH, PortfolioHalt, TurnoverLimit
-from echelon.runs.checkpoint import below_prefix
+from echelon.states import State, below_prefix, copy_state, match_state, with_prefix
 from echelon.types import Bools, Floats, Floats32, Ints
 
-_SAME = 1e-4  # weights of a book and of its copy that are further apart belong to different books
 _ALL = 2.0  # turnover of an exchange of everything
+_LAST_EVENTS = 1_000  # events of risk control that are kept where there is no record
+
+
+class Command(NamedTuple):
+    """Why the last decision about a single book was as it was; experts by number, K is cash."""
+
+    in_charge: int
+    decided: bool  # the router was asked at this bar
+    probabilities: Floats | None  # [K+1] of its last decision, where it can say them
+    allowed: Bools  # [K+1] who might be chosen
+    scale: float  # of the position limit of the one in charge
+    halted: bool  # all to cash
+    turnover_limited: bool  # less was traded than wanted
 
 
 class HierarchyPolicy:
@@ -76,8 +93,13 @@ class HierarchyPolicy:
         config: Config,
         seed: int,
         name: str = "hierarchy",
+        *,
+        keep_record: bool = True,
     ) -> None:
-        """seed: kept for policies whose choices are drawn; the router's are not."""
+        """seed: kept for policies whose choices are drawn; the router's are not.
+
+        keep_record: what `record` tells of every bar; without, nothing grows with the bars
+        """
         self.name = name
         self.experts = tuple(experts)
         self.router = router
@@ -87,13 +109,14 @@ class HierarchyPolicy:
         if len({*names, CASH}) <= len(names):  # some are alike
             names = [f"{name} {k}" for k, name in enumerate(names, 1)]
         self.expert_names = tuple(names)
+        self.keep_record = keep_record
         self._warm = warm_bars(config)
-        self.log = RiskLog()
+        self._most = None if keep_record else _LAST_EVENTS
+        self.log = RiskLog(most=self._most)
         """What risk control did in the present run, or the last; times count bars of the book."""
         self._alerts: list[Alert] = []
         self._world: World | None = None
         self._run: _Run | None = None
-        self._observed: Floats | None = None
 
     def subscribe(self, alert: Alert) -> None:
         """Call `alert` with every event of risk control, of this run and of later ones."""
@@ -107,23 +130,23 @@ class HierarchyPolicy:
         )
         return {HEDGE: hedge} | {expert_key(k): expert for k, expert in enumerate(self.experts)}
 
+    @property
+    def lookback(self) -> int:
+        """As far as the experts look back from the rows that own books begin at."""
+        return self._warm + max(lookback_of(expert) for expert in self.experts)
+
     def start(self, world: World, span: range) -> None:
         """Make the experts ready, also for the rows before the span that own books begin at."""
+        first = int(world.first_rows(np.array([span.start]))[0])
         if world is not self._world:
             self._world = world
-            self._first = first_rows(world)
-            horizons = self.config.meta_router.horizons
-            self._market = router_task.market_view(world, self._first, horizons)
-        begin = max(span.start - self._warm, int(self._first[span.start]))
+            self._market = MarketView(world, first, self.config.meta_router.horizons)
+            self._market.catch_up()
+        begin = max(span.start - self._warm, first)
         self._span = range(min(begin, span.start), span.stop)
         start_experts(self.experts, world, self._span)
-        self.log = RiskLog(self._alerts)
+        self.log = RiskLog(self._alerts, self._most)
         self._run = None
-        self._observed = None
-
-    def observe(self, value: Floats) -> None:
-        """Hear what the books are worth, value[E], at this close: for books not simulated."""
-        self._observed = np.asarray(value, dtype=np.float64).copy()
 
     def decide(self, row: Rows, held: Holdings) -> Floats:
         """Target weights[E,N] of books at `row`[E]; NaN: leave as it is."""
@@ -140,14 +163,60 @@ class HierarchyPolicy:
                 "group a policy of its own."
             )
         else:
-            if run is not None:
-                self.log = RiskLog(self._alerts)
-            assert self._world is not None, "start() comes before decide()"
-            run = self._run = _Run(self, row, self._world, self._span, self._market)
-            begin = np.maximum(row - self._warm, np.maximum(self._first[row], self._span.start))
-            run.warm_up(np.minimum(begin, row))
-        observed, self._observed = self._observed, None
-        return run.decide(held, observed)
+            run = self._begin(row)
+        return run.decide(held)
+
+    def complete(self) -> None:
+        """Run what the last decision left for later; nothing decided depends on when."""
+        if self._run is not None:
+            self._run.complete()
+
+    def _begin(self, row: Rows) -> _Run:
+        """Books that begin at `row`[E], with own books that have been traded up to there."""
+        assert self._world is not None, "start() comes before decide()"
+        if self._run is not None:
+            self.log = RiskLog(self._alerts, self._most)
+        first = self._world.first_rows(row)
+        begin = np.minimum(np.maximum(row - self._warm, np.maximum(first, self._span.start)), row)
+        if begin.min() < self._world.kept.start:
+            raise DataError(
+                f"own books begin at row {int(begin.min())}, but the world holds rows from "
+                f"{self._world.kept.start} on. Restore the policy with the state it was saved "
+                "with, or load that much history before the first decision."
+            )
+        self._run = _Run(self, row, self._world, self._span, self._market)
+        self._run.warm_up(begin)
+        return self._run
+
+    def state(self) -> State:
+        """All that the next decision depends on beside the world and the real books."""
+        assert self._run is not None, "nothing was decided yet"
+        parts = with_prefix("run.", self._run.state())
+        parts |= with_prefix("market.", self._market.state(int(self._run.row.max()) + 1))
+        for k, expert in enumerate(self.experts):
+            if isinstance(expert, StatefulPolicy):
+                parts |= with_prefix(f"expert.{k}.", expert.state())
+        if isinstance(self.router, RouterMemory):
+            parts |= with_prefix("router.", self.router.memory())
+        return parts
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from what `state` gave; after `start` on a world that has the rows it needs."""
+        assert self._world is not None, "start() comes before restore()"
+        row = state.get("run.row")
+        if row is None or row.ndim != 1 or row.dtype != np.int64:
+            raise StoreError(
+                "the saved hierarchy says no rows[E] of its books. Restore what state() gave."
+            )
+        run = _Run(self, row, self._world, self._span, self._market)
+        run.restore(below_prefix("run.", state))
+        self._market.restore(below_prefix("market.", state))
+        for k, expert in enumerate(self.experts):
+            if isinstance(expert, StatefulPolicy):
+                expert.restore(below_prefix(f"expert.{k}.", state))
+        if isinstance(self.router, RouterMemory):
+            self.router.recall(below_prefix("router.", state))
+        self._run = run
 
     @property
     def in_charge(self) -> Ints:
@@ -156,10 +225,19 @@ class HierarchyPolicy:
         return self._run.in_charge.copy()
 
     @property
+    def command(self) -> Command:
+        """Why the last decision was as it was, of a single book."""
+        assert self._run is not None, "nothing was decided yet"
+        return self._run.command()
+
+    @property
     def record(self) -> CommandRecord | None:
-        """What was done in the last run, if that was of one book and at least one bar long."""
+        """What was done in the last run, if that was of one book and at least one bar long.
+
+        None too without `keep_record`; after `restore` it begins there.
+        """
         run = self._run
-        if run is None or len(run.row) != 1:
+        if run is None or not run.recording:
             return None
         return run.record(self.expert_names, tuple(self.log))
 
@@ -168,7 +246,7 @@ class _Run:
     """E books that began together, and everything that belongs to them."""
 
     def __init__(
-        self, policy: HierarchyPolicy, row: Rows, world: World, span: range, market: Floats32
+        self, policy: HierarchyPolicy, row: Rows, world: World, span: range, market: MarketView
     ) -> None:
         n_books, n_experts = len(row), len(policy.experts)
         config, risk = policy.config, policy.config.risk
@@ -188,7 +266,11 @@ class _Run:
         self.in_charge: Ints = np.full(n_books, n_experts, dtype=np.int64)
         self._age: Ints = np.full(n_books, config.meta_router.every_bars, dtype=np.int64)
         self._forced = np.zeros(n_books, dtype=np.bool_)
-        self._pending: Floats = np.zeros((n_experts + 1, n_books, world.n_assets))
+        self._limited = np.zeros(n_books, dtype=np.bool_)
+        self._asked: tuple[Floats32, Bools] | None = None  # what the router was last asked
+        self._pending: Floats = np.zeros((n_experts, n_books, world.n_assets))
+        self._later: _Later | None = None
+        self.recording = policy.keep_record and n_books == 1
         self._steps: list[_Step] = []
         self._values: list[Floats] = []
         self._costs: list[Floats] = []
@@ -197,7 +279,6 @@ class _Run:
         """Trade the own books from `begin`[E] to the first rows; the real ones begin there."""
         books, row = self._books, self._start
         nobody = np.full(len(row), -1, dtype=np.int64)
-        idle = np.zeros((1, len(row), self._world.n_assets))
         for back in range(int((row - begin).max()), 0, -1):
             # A book whose time has not come stands in for one whose has, and is put back.
             active = row - back >= begin
@@ -206,12 +287,13 @@ class _Run:
             if fresh.any():
                 books.begin(rows, fresh)
             self._mark(fresh, nobody)
-            books.step(np.concatenate([books.ask().own, idle]))
+            books.step(books.ask())
         fresh = begin == row
         if fresh.any():
             books.begin(row, fresh)
         verdicts = self._mark(fresh, nobody)
-        self._values.append(books.value[:-1].T.copy())
+        if self.recording:
+            self._values.append(books.value.T.copy())
         if self._config.risk.enabled:
             # Who was masked or scaled before: of these the log would only tell a release.
             masks, scales = verdicts
@@ -222,54 +304,139 @@ class _Run:
 
     def advance(self) -> None:
         """One bar on, as was decided at the last close."""
+        self.complete()
         traded = self._books.step(self._pending)
         self.row = self.row + 1
         verdicts = self._mark(np.zeros(len(self.row), dtype=np.bool_), self.in_charge)
         if self._config.risk.enabled:
             self._forced = verdicts.drawdown.forced
             self._report(verdicts)
-        if len(self.row) == 1:
-            self._values.append(traded.value[:-1].T.copy())
-            self._costs.append(traded.cost[:-1].T)
+        if self.recording:
+            if self._values:  # of a run that was restored the first bar is not known
+                self._costs.append(traded.cost.T)
+            self._values.append(traded.value.T.copy())
 
-    def decide(self, held: Holdings, observed: Floats | None) -> Floats:
-        """Target weights[E,N] at this close; observed[E]: what the books are worth, if known."""
-        halted, resumed = self._check_halt(held, observed)
+    def decide(self, held: Holdings) -> Floats:
+        """Phase one: target weights[E,N] of the real books at this close."""
+        halted, resumed = self._check_halt(held)
         due = self._age >= self._config.meta_router.every_bars
         ask = (due | self._forced | resumed) & ~halted
         allowed = router_task.with_cash(self._standing.allowed)
         if ask.any():
             obs = router_task.make_observation(
-                self._standing.view(), self._usage, self.in_charge, self._market[self.row]
+                self._standing.view(), self._usage, self.in_charge, self._market.at(self.row)
             )
             chosen = self._policy.router.choose(obs, allowed)
             self.in_charge = np.where(ask, chosen, self.in_charge)
             self._usage = router_task.update_usage(self._usage, self.in_charge, ask)
+            self._asked = obs, allowed
         self.in_charge = np.where(halted, self._cash, self.in_charge)
         places = np.arange(len(self.row))
         assert allowed[places, self.in_charge].all(), "a masked expert is in charge"
         self._age = np.where(ask, 1, self._age + 1)
         self._forced = np.zeros_like(self._forced)
-        asked = self._books.ask(held)
-        assert asked.real is not None
-        target = self._limit_target(asked.real, held, halted)
-        self._pending = np.concatenate([asked.own, target[None]])
-        if len(self.row) == 1:
-            wanted = np.where(np.isnan(asked.real), held.weights, asked.real)[:, 0]
-            self._steps.append(_Step(self.in_charge[0], ask[0], allowed[0, :-1], wanted))
-        return target
+        wanted = {
+            k: np.asarray(self._policy.experts[k].decide(self.row, held))
+            for k in np.unique(self.in_charge).tolist()
+            if k < self._cash
+        }
+        self._later = _Later(held, wanted, ask, allowed)
+        return self._limit_target(wanted, held, halted)
+
+    def complete(self) -> None:
+        """Phase two: what the own books are to trade, and what the record says of the decision."""
+        later, self._later = self._later, None
+        if later is None:
+            return
+        self._market.at(self.row)
+        self._pending = self._books.ask()
+        if not self.recording:
+            return
+        experts, held = self._policy.experts, later.held
+        said = [later.wanted.get(k) for k in range(len(experts))]
+        real = np.stack(
+            [
+                experts[k].decide(self.row, held) if answer is None else answer
+                for k, answer in enumerate(said)
+            ]
+        )
+        wanted = np.where(np.isnan(real), held.weights, real)[:, 0]
+        self._steps.append(
+            _Step(self.in_charge[0], later.decided[0], later.allowed[0, :-1], wanted)
+        )
+
+    def command(self) -> Command:
+        """Of the last decision about a single book; see `Command`."""
+        if len(self.row) != 1:
+            raise UsageError(f"command tells of a single book; there are {len(self.row)}")
+        router, odds = self._policy.router, None
+        if self._asked is not None and isinstance(router, RouterOdds):
+            odds = router.probabilities(*self._asked)[0]
+        return Command(
+            in_charge=int(self.in_charge[0]),
+            decided=bool(self._age[0] == 1),
+            probabilities=odds,
+            allowed=router_task.with_cash(self._standing.allowed)[0],
+            scale=float(self._scale()[0]),
+            halted=bool(self._halt.halted[0]),
+            turnover_limited=bool(self._limited[0]),
+        )
+
+    def state(self) -> State:
+        """What `restore` goes on from."""
+        self.complete()
+        parts = copy_state(self._numbers())
+        if self._asked is not None:
+            parts |= copy_state({"obs": self._asked[0], "obs_allowed": self._asked[1]})
+        for name, owner in (("books.", self._books), ("standing.", self._standing)):
+            parts |= with_prefix(name, owner.state())
+        parts |= with_prefix("halt.", self._halt.flat_state())
+        if self._turnover is not None:
+            parts |= with_prefix("turnover.", self._turnover.flat_state())
+        return parts
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from what `state` gave."""
+        numbers = match_state("hierarchy", self._numbers(), state)
+        for name, owner in (("books.", self._books), ("standing.", self._standing)):
+            owner.restore(below_prefix(name, state))
+        self._halt.restore_flat(below_prefix("halt.", state))
+        if self._turnover is not None:
+            self._turnover.restore_flat(below_prefix("turnover.", state))
+        self.row, self._start, self.in_charge = (
+            numbers[name] for name in ("row", "start", "in_charge")
+        )
+        self._usage, self._age, self._pending = (
+            numbers[name] for name in ("usage", "age", "pending")
+        )
+        self._limited = numbers["limited"]
+        if "obs" in state and "obs_allowed" in state:
+            self._asked = state["obs"].copy(), state["obs_allowed"].copy()
+
+    def _numbers(self) -> State:
+        return {
+            "row": self.row,
+            "start": self._start,
+            "in_charge": self.in_charge,
+            "usage": self._usage,
+            "age": self._age,
+            "limited": self._limited,
+            "pending": self._pending,
+        }
 
     def record(self, names: tuple[str, ...], events: tuple[RiskEvent, ...]) -> CommandRecord | None:
-        """Of one book: everything up to the bar after its last decision, if that is in the span."""
+        """Of one book: everything up to the bar after its last decision, if that is known."""
+        self.complete()
         steps, values, costs = self._steps, list(self._values), list(self._costs)
-        if len(steps) == len(values) and int(self.row[0]) + 1 < self._span.stop:
+        known = min(self._span.stop, len(self._world.times))
+        if len(steps) == len(values) and int(self.row[0]) + 1 < known:
             after = self._books.peek(self._pending)
-            values.append(after.value[:-1].T.copy())
-            costs.append(after.cost[:-1].T)
+            values.append(after.value.T.copy())
+            costs.append(after.cost.T)
+        first = int(self.row[0]) + 1 - len(steps)
         steps = steps[: len(costs)]
         if not steps:
             return None
-        first = int(self._start[0])
         return CommandRecord(
             experts=names,
             times=self._world.times[first : first + len(steps)],
@@ -283,40 +450,36 @@ class _Run:
         )
 
     def _mark(self, fresh: Bools, in_charge: Ints) -> Verdicts:
-        verdicts = self._standing.mark(self._books.value[:-1].T, fresh, in_charge)
+        verdicts = self._standing.mark(self._books.value.T, fresh, in_charge)
         self._policy.router.follow(self._standing.returns, fresh)
         return verdicts
 
-    def _check_halt(self, held: Holdings, observed: Floats | None) -> tuple[Bools, Bools]:
-        """(halted[E], resumed now[E]) by what the real books are worth: observed, or copied."""
+    def _check_halt(self, held: Holdings) -> tuple[Bools, Bools]:
+        """(halted[E], resumed now[E]) by what the real books are worth."""
         if not self._config.risk.enabled:
             nothing = np.zeros(len(self.row), dtype=np.bool_)
             return nothing, nothing
-        if observed is None:
-            gap = np.abs(self._books.weights[-1] - held.weights).max(axis=1)
-            if (gap > _SAME).any():
-                bad = int(np.flatnonzero(gap > _SAME)[0])
-                raise DataError(
-                    f"book {bad} at row {int(self.row[bad])} holds weights up to {gap[bad]:.2g} "
-                    "off those it was commanded to: it was not filled as in the simulation. Call "
-                    "observe(value) before each decide(), so that its losses are known."
-                )
-            observed = self._books.value[-1]
-        verdict = self._halt.update(observed)
+        verdict = self._halt.update(held.value)
         self._log(self._halt.events(verdict, 0))
         return verdict.halted, verdict.resumed_now
 
-    def _limit_target(self, real: Floats, held: Holdings, halted: Bools) -> Floats:
-        """What is sent[E,N] of what the experts want, real[K,E,N]."""
-        places = np.arange(len(self.row))
-        nothing = np.where(free(held), 0.0, np.nan)
-        expert = np.minimum(self.in_charge, self._cash - 1)
+    def _scale(self) -> Floats:
+        """[E] of the position limit of the one in charge."""
         cash = self.in_charge == self._cash
-        target = np.where(cash[:, None], nothing, real[expert, places])
+        if not self._config.risk.enabled:
+            return np.ones(len(cash))
+        expert = np.minimum(self.in_charge, self._cash - 1)
+        return np.where(cash, 1.0, self._standing.scale[np.arange(len(cash)), expert])
+
+    def _limit_target(self, wanted: Mapping[int, Floats], held: Holdings, halted: Bools) -> Floats:
+        """What is sent[E,N] of what those in charge want, wanted[E,N] of each."""
+        target = np.where(free(held), 0.0, np.nan)
+        for expert, weights in wanted.items():
+            target = np.where((self.in_charge == expert)[:, None], weights, target)
+        self._limited = np.zeros_like(halted)
         if not self._config.risk.enabled:
             return target
-        scale = np.where(cash, 1.0, self._standing.scale[places, expert])
-        target = within_limits(target, held.weights, scale)
+        target = within_limits(target, held.weights, self._scale())
         if self._turnover is None:
             return target
         frozen = np.isnan(target)
@@ -324,6 +487,7 @@ class _Run:
         # Rounded to float32 they can be a little more than everything, and turnover more than 2.
         current /= np.maximum(current.sum(axis=1, keepdims=True), 1.0)
         moved = self._turnover.apply(current, np.where(frozen, current, target), halted)
+        self._limited = moved.cut
         self._log(self._turnover.events(moved, 0))
         return np.where(frozen, np.nan, moved.weights)
 
@@ -339,6 +503,15 @@ class _Run:
         self._log(standing.cvar.events(verdicts.cvar, 0, self._names))
 
 
+class _Later(NamedTuple):
+    """What phase two needs of phase one; wanted: expert → weights[E,N] for the real books."""
+
+    held: Holdings
+    wanted: Mapping[int, Floats]
+    decided: Bools  # [E] the router was asked
+    allowed: Bools  # [E,K+1]
+
+
 class _Step(NamedTuple):
     """What the record keeps of a decision about a single book: allowed[K], target[K,N]."""
 
@@ -346,25 +519,3 @@ class _Step(NamedTuple):
     decided: np.bool_
     allowed: Bools
     target: Floats
-
-
-def expert_policy(
-    config: Config,
-    weights: Mapping[str, Tensor],
-    base: Encoder,
-    seed: int,
-    number: int,
-    tables: tuple[EmbeddingTable, ...] = (),
-) -> WeightPolicy:
-    """An expert's policy from what `Member.acting` gave; tables: of the base encoder."""
-    actor = ExpertActor(
-        base.d_model, config.expert.hidden, config.state, skill_dim=config.experts.skill_dim
-    )
-    actor.load_state_dict(below_prefix("actor.", weights))
-    encoder, own = base, below_prefix("encoder.", weights)
-    plain = base.state_dict()
-    if any(not torch.equal(value, plain[name]) for name, value in own.items()):
-        encoder = build_encoder(config, base.n_features)
-        encoder.load_state_dict(own)
-        tables = ()
-    return WeightPolicy(encoder, actor, config, seed, f"expert {number}", keep=True, tables=tables)

@@ -17,11 +17,14 @@ Axes: `E` books, `K` experts, `O` entries of an observation.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from echelon.backtest.policy import Policy
+from echelon.errors import StoreError
+from echelon.states import State, copy_state
 from echelon.types import Bools, Floats, Floats32, Ints
 
 HEDGE = "hedge"
@@ -39,6 +42,25 @@ class RouterPolicy(Protocol):
 
         Also asked about books at which no decision is due; such an answer must change nothing.
         """
+
+
+@runtime_checkable
+class RouterMemory(Protocol):
+    """A router that remembers something from bar to bar, beyond what it has learned."""
+
+    def memory(self) -> State:
+        """What `recall` goes on from."""
+
+    def recall(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from what `memory` gave."""
+
+
+@runtime_checkable
+class RouterOdds(Protocol):
+    """A router that can say how probable its choices are."""
+
+    def probabilities(self, obs: Floats32, allowed: Bools) -> Floats:
+        """[E,K+1] of every choice at obs[E,O]; 0 for those not allowed[E,K+1]."""
 
 
 class HedgeRouter:
@@ -69,6 +91,19 @@ class HedgeRouter:
         may = allowed[:, :cash]
         best = np.where(may, self.trust, -1.0).argmax(axis=1)
         return np.asarray(np.where(may.any(axis=1), best, cash), dtype=np.int64)
+
+    def memory(self) -> State:
+        """Whom it trusts, and how much."""
+        return copy_state({"trust": self.trust})
+
+    def recall(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Trust them again; as many as there were."""
+        trust = state.get("trust")
+        if trust is None or trust.ndim != 2 or trust.dtype != np.float64:
+            raise StoreError(
+                "the saved hedge has no trust[E,K]. Restore it with the router it was saved with."
+            )
+        self.trust = trust.copy()
 
 
 @runtime_checkable

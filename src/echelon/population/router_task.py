@@ -40,8 +40,9 @@ from numpy.typing import NDArray
 
 from echelon.config.hierarchy import MetaRouterConfig
 from echelon.envs.world import World
-from echelon.ops.diversity import UsageWindow, next_kl_weight, policy_kl
-from echelon.ops.information import RunningStd
+from echelon.errors import DataError
+from echelon.ops.diversity import RunningStd, UsageWindow, next_kl_weight, policy_kl
+from echelon.states import State, copy_state, match_state
 from echelon.types import Bools, Floats, Floats32, Ints
 
 if TYPE_CHECKING:
@@ -157,6 +158,17 @@ class Trail:
             self._squares[window, fresh] = 0.0
             self._known[fresh] = 0
 
+    def state(self) -> State:
+        """What `restore` goes on from."""
+        parts = {"log": self._log, "squares": self._squares, "known": self._known}
+        return copy_state(parts | {"end": self._end})
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from what `state` gave."""
+        taken = match_state("trail of own books", self.state(), state)
+        self._log, self._squares, self._known = (taken[n] for n in ("log", "squares", "known"))
+        self._end = int(taken["end"])
+
     def returns(self) -> tuple[Floats32, Floats32]:
         """(relative[E,K,H], level[E,H]): see the module's text."""
         last = self._end - 1
@@ -170,57 +182,179 @@ class Trail:
         return _clip(relative.transpose(1, 2, 0)), _clip((level / (size[:, 1] * root)).T)
 
 
+class MarketSums(NamedTuple):
+    """Running sums over the rows of a market since its first; what the next row is added to.
+
+    The last L of them, 0 before the first row: a sum over h ≤ L bars is a difference of two.
+    """
+
+    bars: Floats  # [L,N] of returns per bar
+    squares: Floats  # [L,N] of their squares
+    known: Floats  # [L,N] how many there were
+    market: Floats  # [L] of the squared mean return over assets
+    level: Floats  # [N] logarithm of the last row's price, 0 where there was none
+    priced: Bools  # [N] there was one
+    rows: Ints  # [] how many rows there were
+
+    @staticmethod
+    def start(n_assets: int, horizons: Sequence[int]) -> MarketSums:
+        """Before the first row."""
+        longest = max(horizons)
+        bars, squares, known = np.zeros((3, longest, n_assets))
+        level, priced = np.zeros(n_assets), np.zeros(n_assets, dtype=np.bool_)
+        rows = np.zeros((), dtype=np.int64)
+        return MarketSums(bars, squares, known, np.zeros(longest), level, priced, rows)
+
+
 def market_view(world: World, first: NDArray[np.int64], horizons: Sequence[int]) -> Floats32:
     """[T,M] the market's part of observations; no row looks behind the window before first[T]."""
     out = np.zeros((len(world.times), len(horizons) + 2), dtype=np.float32)
     edges = np.flatnonzero(np.diff(first)) + 1
     for low, high in zip([0, *edges.tolist()], [*edges.tolist(), len(first)], strict=True):
-        since = max(int(first[low]) - world.window + 1, 0)
-        part = _market_piece(world.growth[since:high], world.present[since:high], horizons)
+        since = _first_seen(world, int(first[low]))
+        sums = MarketSums.start(world.n_assets, horizons)
+        part, _ = add_market_rows(
+            world.growth[since:high], world.present[since:high], horizons, sums
+        )
         begin = max(low, since)  # nobody stands on rows before
         out[begin:high] = part[begin - since :]
     return out
 
 
-def _market_piece(growth: Floats, present: Bools, horizons: Sequence[int]) -> Floats32:
-    """[T,M] of growth[T,N] and present[T,N], rows that follow one another."""
+def _first_seen(world: World, first: int) -> int:
+    """The first row that observations of books which begin at row `first` look at."""
+    return max(first - world.window + 1, 0)
+
+
+class MarketView:
+    """`market_view` of a world that may grow: rows are added as they come, and let go after.
+
+    Of a loaded world all rows are there, and are added at once.
+    """
+
+    def __init__(self, world: World, first: int, horizons: Sequence[int]) -> None:
+        """first: row that books begin at; of a world of several stretches that of each is used."""
+        self._world, self._horizons = world, tuple(horizons)
+        self._first = self._begin = self._stop = _first_seen(world, first)
+        self._table: Floats32 = np.zeros((0, len(horizons) + 2), dtype=np.float32)
+        self._sums = MarketSums.start(world.n_assets, horizons)
+
+    def catch_up(self) -> None:
+        """Add all that the world has, while it is there; not where `restore` is to come."""
+        stop = len(self._world.times)
+        if self._world.stretches:  # such a world does not grow
+            first = self._world.first_rows(np.arange(stop))
+            self._table = market_view(self._world, first, self._horizons)
+            self._begin, self._stop = 0, stop
+        elif self._world.kept.start <= self._stop < stop:
+            self._add_rows(self._begin, stop)
+
+    def at(self, rows: NDArray[np.int64]) -> Floats32:
+        """[E,M] at rows[E]; of those before the first of them nothing is kept."""
+        low, high = int(rows.min()), int(rows.max())
+        if high >= self._stop:
+            self._add_rows(low, high + 1)
+        if low < self._begin:
+            raise DataError(
+                f"the router is asked about row {low}, but what it sees of the market is known "
+                f"from row {self._begin} on: rows before were let go. Start the policy on the "
+                "newest row, or restore what it was saved with."
+            )
+        return self._table[rows - self._begin]
+
+    def state(self, stop: int) -> State:
+        """What `restore` goes on from: sums over the rows before `stop`."""
+        sums = self._sums
+        if stop != self._stop:  # of a loaded world more rows have been added than were visited
+            sums = MarketSums.start(self._world.n_assets, self._horizons)
+            _, sums = self._sum_rows(sums, self._first, stop)
+        return copy_state({"stop": stop, **sums._asdict()})
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from what `state` gave."""
+        taken = match_state("view of the market", self.state(self._stop), state)
+        self._begin = self._stop = int(taken.pop("stop"))
+        self._table = self._table[:0]
+        self._sums = MarketSums(**taken)
+
+    def _add_rows(self, low: int, stop: int) -> None:
+        """Add the rows before `stop`; of those that were there, ones from `low` on are kept."""
+        part, self._sums = self._sum_rows(self._sums, self._stop, stop)
+        keep = min(max(low, self._begin), self._stop)
+        self._table = np.concatenate([self._table[keep - self._begin :], part])
+        self._begin, self._stop = keep, stop
+
+    def _sum_rows(self, sums: MarketSums, first: int, stop: int) -> tuple[Floats32, MarketSums]:
+        world = self._world
+        assert stop <= len(world.times), "a row was asked for that the world does not have"
+        if first < world.kept.start:
+            raise DataError(
+                f"the router's view of the market needs row {first} and all after it, but the "
+                f"world holds rows from {world.kept.start} on. Restore the policy with the state "
+                "it was saved with, or load the whole history."
+            )
+        growth, present = world.growth[first:stop], world.present[first:stop]
+        return add_market_rows(growth, present, self._horizons, sums)
+
+
+def add_market_rows(
+    growth: Floats, present: Bools, horizons: Sequence[int], sums: MarketSums
+) -> tuple[Floats32, MarketSums]:
+    """([T,M] of growth[T,N] and present[T,N], sums after them), in as many calls as one likes.
+
+    Bit for bit the same however the rows are divided: sums are added to in the order of time.
+    """
     priced = present & np.isfinite(growth) & (growth > 0.0)
-    bars = np.zeros(growth.shape)
-    both = priced[1:] & priced[:-1]
     level = np.log(np.where(priced, growth, 1.0))
-    bars[1:][both] = (level[1:] - level[:-1])[both]
-    known = np.zeros(growth.shape, dtype=bool)
-    known[1:] = both
+    both = priced & np.concatenate([sums.priced[None], priced[:-1]])
+    bars = np.where(both, level - np.concatenate([sums.level[None], level[:-1]]), 0.0)
     longest, ordered = max(horizons), sorted(horizons)
     middle = ordered[min(1, len(ordered) - 1)]
-    squares, n_known = _trailing(np.square(bars), longest), _trailing(known, longest)
-    variance = np.zeros_like(squares)  # rounding may leave a sum of squares below 0
-    np.divide(np.maximum(squares, 0.0), n_known, out=variance, where=n_known > 0.0)
-    volatility = np.maximum(np.sqrt(variance), _LEAST)
     count = np.maximum(priced.sum(axis=1), 1)
 
     def mean(values: Floats) -> Floats:
         return np.asarray(np.where(priced, values, 0.0).sum(axis=1) / count)
 
-    made = {h: _trailing(bars, h) / (volatility * np.sqrt(h)) for h in (*horizons, middle)}
+    total, squares = _add_up(sums.bars, bars), _add_up(sums.squares, np.square(bars))
+    known, market = _add_up(sums.known, both), _add_up(sums.market, np.square(mean(bars)))
+    n_known, n_rows = _trailing(known, longest, longest), len(growth)
+    variance = np.zeros_like(bars)  # rounding may leave a sum of squares below 0
+    least = np.maximum(_trailing(squares, longest, longest), 0.0)
+    np.divide(least, n_known, out=variance, where=n_known > 0.0)
+    volatility = np.maximum(np.sqrt(variance), _LEAST)
+    made = {
+        h: _trailing(total, h, longest) / (volatility * np.sqrt(h)) for h in (*horizons, middle)
+    }
     spread = np.sqrt(mean(np.square(made[middle] - mean(made[middle])[:, None])))
-    market = np.square(mean(bars))
-    calm = 0.5 * np.log(_per_bar(market, middle) / _per_bar(market, longest))
-    return _clip(np.column_stack([*(mean(made[h]) for h in horizons), spread, calm]))
+    at = sums.rows + np.arange(n_rows)  # the first row is of no bar
+
+    def per_bar(h: int) -> Floats:
+        squared = _trailing(market, h, longest) / np.clip(at, 1, h)
+        return np.asarray(np.maximum(squared, _LEAST**2))
+
+    calm = 0.5 * np.log(per_bar(middle) / per_bar(longest))
+    seen = _clip(np.column_stack([*(mean(made[h]) for h in horizons), spread, calm]))
+    after = MarketSums(
+        bars=total[-longest:].copy(),
+        squares=squares[-longest:].copy(),
+        known=known[-longest:].copy(),
+        market=market[-longest:].copy(),
+        level=level[-1].copy(),
+        priced=priced[-1].copy(),
+        rows=np.asarray(sums.rows + n_rows),
+    )
+    return seen, after
 
 
-def _trailing(values: NDArray[np.floating] | Bools, bars: int) -> Floats:
-    """[T,…] sum of the last `bars` of values[T,…], of fewer at the start."""
-    total = np.cumsum(values, axis=0, dtype=np.float64)
-    out = total.copy()
-    out[bars:] -= total[:-bars]
-    return out
+def _add_up(before: Floats, values: NDArray[np.floating] | Bools) -> Floats:
+    """[L+T,…] running sums: the L before[L,…], and with the values[T,…] added one after another."""
+    values = np.concatenate([before[-1:], values], dtype=np.float64)
+    return np.concatenate([before[:-1], np.cumsum(values, axis=0)])
 
 
-def _per_bar(squares: Floats, bars: int) -> Floats:
-    """[T] mean of the last `bars` of squares[T], whose first is of no bar; never quite 0."""
-    known = np.clip(np.arange(len(squares)), 1, bars)
-    return np.asarray(np.maximum(_trailing(squares, bars) / known, _LEAST**2))
+def _trailing(total: Floats, bars: int, longest: int) -> Floats:
+    """[T,…] sums over the last `bars` rows, of running sums[L+T,…]."""
+    return np.asarray(total[longest:] - total[longest - bars : len(total) - bars])
 
 
 def _clip(values: Floats) -> Floats32:

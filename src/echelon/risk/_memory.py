@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.errors import StoreError
+from echelon.states import State
 from echelon.types import Bools, Floats
 
 
@@ -57,6 +58,16 @@ class GuardMemory:
         for name in self.REMEMBERED:
             np.copyto(getattr(self, f"_{name}"), arrays[name])
         self.cursor = cursor
+
+    def flat_state(self) -> State:
+        """The same as arrays alone."""
+        arrays, facts = self.state()
+        return arrays | {name: np.array(value) for name, value in facts.items()}
+
+    def restore_flat(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from what `flat_state` gave."""
+        cursor = state.get("cursor")
+        self.restore(state, {"cursor": None if cursor is None else int(cursor)})
 
     def restart(self, which: Bools) -> None:
         """Forget the past of `which`[E], all there is of a book, or of single ones, `which`[...].

@@ -9,6 +9,7 @@ JSON has no NaN and no infinities: as in the metric log, such a number is a stri
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -65,10 +66,10 @@ Alert: TypeAlias = Callable[[RiskEvent], None]
 class RiskLog:
     """Events in the order they happened. Iterating gives them."""
 
-    def __init__(self, alerts: Iterable[Alert] = ()) -> None:
-        """alerts: called with every event."""
+    def __init__(self, alerts: Iterable[Alert] = (), most: int | None = None) -> None:
+        """alerts: called with every event; most: events that are kept, the last ones; None: all."""
         self._alerts = list(alerts)
-        self._events: list[RiskEvent] = []
+        self._events: deque[RiskEvent] = deque(maxlen=most)
 
     def __iter__(self) -> Iterator[RiskEvent]:
         return iter(self._events)

@@ -26,6 +26,8 @@ from typing_extensions import TypedDict
 from echelon.errors import DamagedError, StoreError, shorten
 from echelon.files import blaming, check_tree, recover_directory, standing_directory
 from echelon.runs.tensor_files import TensorFiles
+from echelon.states import below_prefix as below_prefix
+from echelon.states import with_prefix as with_prefix
 
 if TYPE_CHECKING:
     import torch
@@ -163,16 +165,6 @@ def load_checkpoint(path: Path, *, config_hash: str | None = None) -> Checkpoint
 def blaming_checkpoint(path: Path) -> AbstractContextManager[None]:
     """What goes wrong inside is the fault of a checkpoint's content, whose hashes are right."""
     return blaming(path / STATE, _advice(path))
-
-
-def with_prefix(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors with `prefix` before each name: several parts share one checkpoint."""
-    return {prefix + name: tensor for name, tensor in tensors.items()}
-
-
-def below_prefix(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors whose name starts with `prefix`, without it: the inverse of `with_prefix`."""
-    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 def flatten_optimizer(optimizer: torch.optim.Optimizer) -> FlatOptimizer:
