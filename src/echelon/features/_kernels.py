@@ -92,7 +92,8 @@ def exponential_average(state: Floats, on: Bools, out: Floats, close: Floats, pe
 @_compiled
 def _wilder_step(value: float, seen: int, x: float, period: int) -> float:
     """Wilder's average after x, the sum until its seed; seen: how many bars came before this one,
-    of which the first has no x."""
+    of which the first has no x.
+    """
     if seen > period:
         return value * ((period - 1.0) / period) + x * (1.0 / period)
     if seen == 0:
@@ -366,9 +367,7 @@ def supertrend_line(
                 continue
             middle = 0.5 * (high[n, t] + low[n, t])
             upper, lower = middle + multiplier * value, middle - multiplier * value
-            if seen == period + 1:
-                direction = 1.0
-            elif last > upper_tm1:
+            if seen == period + 1 or last > upper_tm1:
                 direction = 1.0
             elif last < lower_tm1:
                 direction = -1.0
@@ -409,7 +408,7 @@ def _mean(ring: Floats, oldest: int) -> float:
         total += ring[i]
     for i in range(oldest):
         total += ring[i]
-    return total / ring.shape[0]
+    return float(total / ring.shape[0])
 
 
 @_compiled

@@ -116,14 +116,14 @@ class Kernel:
 
     def fold(self, state: Floats, bars: Bars, columns: int) -> Floats:
         """The feature [L,C] on one symbol's bars, from `state` [1,S], which then follows them."""
-        out = np.empty((1, len(bars), columns))
+        out: Floats = np.empty((1, len(bars), columns))
         fields = []
         for name in self.fields:
             array = getattr(bars, name)
             assert array is not None, f"a feature was asked for {name}, which its source lacks"
             fields.append((array.view(np.int64) if name == "times" else array)[None])
         self.advance(state, _ON, out, *fields, *self.settings)
-        return out[0]
+        return out.reshape(-1, columns)
 
 
 _ON = np.ones(1, dtype=np.bool_)

@@ -93,7 +93,8 @@ class FeaturePlan:
         return max((f.lookback for f in self.series), default=1)
 
 
-_MONEY = ("close", "open", "high", "low", "volume", "amount", "pre_close", "band")
+MONEY = ("close", "open", "high", "low", "volume", "amount", "pre_close", "band")
+"""Grids of a panel that the fields of `Bars` are made of."""
 
 
 def bars_of(panel: Panel, n: int, relative: Floats | None = None) -> tuple[Bars, np.ndarray]:
@@ -105,7 +106,7 @@ def bars_of(panel: Panel, n: int, relative: Floats | None = None) -> tuple[Bars,
     unit = np.full(len(rows), 1.0 / panel.anchor[n])
     if panel.factor is not None:
         unit *= panel.factor[rows, n]
-    grids = {name: getattr(panel, name) for name in _MONEY}
+    grids = {name: getattr(panel, name) for name in MONEY}
     raw = {name: grid[rows, n] for name, grid in grids.items() if grid is not None}
     fields = anchor_fields(raw, unit)
     if values_are_relative(panel):
