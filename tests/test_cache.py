@@ -127,7 +127,7 @@ def test_content_of_a_factor_file_is_part_of_the_key(tmp_path: Path, bars_file: 
     assert not prepare(config, tmp_path / "three").cached
 
 
-@pytest.mark.parametrize("library", ["numpy", "numba", "TA-Lib", "polars", "exchange_calendars"])
+@pytest.mark.parametrize("library", ["numpy", "numba", "polars", "exchange_calendars"])
 def test_another_version_of_a_library_misses_the_cache(
     library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from talib import abstract
 from echelon.config.features import IndicatorsConfig
 from echelon.features import indicators
 from echelon.features.base import Bars, Feature
-from echelon.features.indicators import indicator_features, ohlcv_features
+from echelon.features.indicators import INDICATORS, indicator_features, ohlcv_features
 from echelon.features.registry import run
 from echelon.types import Floats
 
@@ -79,34 +79,80 @@ def test_qtmrl_indicators_are_thirty_columns_with_stable_names() -> None:
     assert len(set(COLUMNS)) == 30
 
 
-def test_columns_equal_talib_called_directly() -> None:
-    bars = walk(600)
-    c, h, low = bars.close, bars.high, bars.low
-    upper, mid, lower = talib.BBANDS(c, 20, 2.0, 2.0)
-    line, signal, hist = talib.MACD(c, 12, 26, 9)
-    expected = {
-        "sma_10": talib.SMA(c, 10),
-        "sma_20": talib.SMA(c, 20),
-        "sma_50": talib.SMA(c, 50),
-        "ema_12": talib.EMA(c, 12),
-        "ema_26": talib.EMA(c, 26),
-        "rsi_14": talib.RSI(c, 14),
-        "macd_12_26_9": line,
-        "macd_signal_12_26_9": signal,
-        "macd_hist_12_26_9": hist,
-        "atr_14": talib.ATR(h, low, c, 14),
-        "bb_lower_20_2": lower,
-        "bb_mid_20_2": mid,
-        "bb_upper_20_2": upper,
-        "bb_bandwidth_20_2": 100 * (upper - lower) / mid,
-        "bb_percent_20_2": (c - lower) / (upper - lower),
-        "ichimoku_tenkan_9": (talib.MAX(h, 9) + talib.MIN(low, 9)) / 2,
-        "ichimoku_kijun_26": (talib.MAX(h, 26) + talib.MIN(low, 26)) / 2,
-    }
-    actual = by_name(FEATURES, bars)
-    for name, column in expected.items():
-        valid = ~np.isnan(actual[name])
-        np.testing.assert_allclose(actual[name][valid], column[valid], rtol=1e-12, err_msg=name)
+def talib_middle(bars: Bars, period: int) -> Floats:
+    return (talib.MAX(bars.high, period) + talib.MIN(bars.low, period)) / 2
+
+
+def talib_bollinger(bars: Bars, period: int, deviations: float) -> list[Floats]:
+    upper, mid, lower = talib.BBANDS(bars.close, period, deviations, deviations)
+    width = upper - lower
+    return [lower, mid, upper, 100 * width / mid, (bars.close - lower) / width]
+
+
+def talib_ichimoku(bars: Bars, tenkan: int, kijun: int, senkou: int) -> list[Floats]:
+    quick, calm, wide = (talib_middle(bars, period) for period in (tenkan, kijun, senkou))
+    ahead = np.full((2, len(bars)), np.nan)
+    ahead[:, kijun:] = ((quick + calm) / 2)[:-kijun], wide[:-kijun]
+    return [quick, calm, *ahead]
+
+
+def slow_heikin_ashi(bars: Bars) -> list[Floats]:
+    rows: list[tuple[float, float, float, float]] = []
+    for o, h, low, c in zip(bars.open, bars.high, bars.low, bars.close, strict=True):
+        first = (rows[-1][0] + rows[-1][3]) / 2 if rows else (o + c) / 2
+        last = (o + h + low + c) / 4
+        rows.append((first, max(h, first, last), min(low, first, last), last))
+    return list(np.array(rows).T)
+
+
+def talib_supertrend(bars: Bars, period: int, multiplier: float) -> list[Floats]:
+    reach = multiplier * talib.ATR(bars.high, bars.low, bars.close, period)
+    middle = (bars.high + bars.low) / 2
+    out = np.full((2, len(bars)), np.nan)
+    up, upper, lower = True, np.inf, -np.inf
+    for t in range(period, len(bars)):
+        top, bottom = middle[t] + reach[t], middle[t] - reach[t]
+        if bars.close[t] > upper:
+            up = True
+        elif bars.close[t] < lower:
+            up = False
+        elif up:
+            bottom = max(bottom, lower)
+        else:
+            top = min(top, upper)
+        upper, lower = top, bottom
+        out[:, t] = (lower, 1.0) if up else (upper, -1.0)
+    return list(out)
+
+
+ORACLES = {
+    "sma": (lambda b, p: [talib.SMA(b.close, p)], (20,), 0.0),
+    "ema": (lambda b, p: [talib.EMA(b.close, p)], (26,), 1e-14),
+    "rsi": (lambda b, p: [talib.RSI(b.close, p)], (14,), 1e-13),
+    "macd": (lambda b, *p: talib.MACD(b.close, *p), (12, 26, 9), 1e-13),
+    "atr": (lambda b, p: [talib.ATR(b.high, b.low, b.close, p)], (14,), 1e-13),
+    "bbands": (talib_bollinger, (20, 2.0), 1e-11),
+    "ichimoku": (talib_ichimoku, (9, 26, 52), 0.0),
+    "heikin_ashi": (slow_heikin_ashi, (), 1e-14),
+    "supertrend": (talib_supertrend, (10, 3.0), 1e-13),
+}
+"""Indicator → TA-Lib's columns (a slow twin where it has none), settings, tolerance.
+
+The tolerance is relative to the larger of the value and the column's mean size: a MACD line near
+zero, or a close at its lower band, is the difference of two numbers that are not small.
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", INDICATORS)
+def test_every_indicator_agrees_with_its_oracle(name: str, seed: int) -> None:
+    columns, settings, tolerance = ORACLES[name]
+    bars, feature = walk(2000, seed), INDICATORS[name](*settings)
+    actual, expected = run(feature, bars), np.column_stack(columns(bars, *settings))
+    warm = slice(feature.lookback - 1, None)
+    assert np.isfinite(expected[warm]).all()
+    size = np.maximum(np.abs(expected[warm]), np.abs(expected[warm]).mean(axis=0))
+    assert (np.abs(actual[warm] - expected[warm]) / size).max() <= tolerance
 
 
 def pandas_ta(bars: Bars) -> dict[str, Floats]:

@@ -3,14 +3,15 @@
 1. Choose symbols and partitions; only partitions inside the asked span are opened.
 2. Lay the time axis: the exchange's sessions (daily) or the bars' own times (intraday).
 3. Scatter the bars.
-4. Derive, each row from itself and earlier rows only: present, delisted, tradable, suspended,
-   member, limits, benchmark.
+4. Derive (`derive`), each row from itself and earlier rows only: present, delisted, tradable,
+   suspended, limits.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import date, datetime, time
 from typing import NamedTuple
 
@@ -18,15 +19,14 @@ import numpy as np
 import polars as pl
 
 from echelon.config.sizes import Need, memory_available, refuse_need
-from echelon.data import limits
 from echelon.data.calendars import sessions
-from echelon.data.panel import Panel, forward_fill
+from echelon.data.derive import FIELDS, Listings, PanelKind, RawRows, RowState, derive
+from echelon.data.panel import Panel
 from echelon.data.store import Manifest, Store
+from echelon.data.stream import BarSet, StreamFacts
 from echelon.errors import DataError, UniverseError
 from echelon.sources import SourceInfo
 from echelon.types import Bools, Floats, Freq, Times
-
-_FIELDS = ("open", "high", "low", "close", "volume", "amount", "factor", "pre_close")
 
 
 class PanelRequest(NamedTuple):
@@ -46,8 +46,45 @@ def build_panel(store: Store, name: str, request: PanelRequest = PanelRequest())
     facts = _choose(store.symbols(name), request.symbols, name)
     keys, times = _time_axis(store, manifest, request)
     refuse_need(Need("assets", len(facts), lambda n: n * len(times) * 64), memory_available())
-    grids, st = _scatter(store, manifest, keys, times, tuple(facts["symbol"]), request.symbols)
-    return _derive(manifest, store, request, times, facts, grids, st)
+    symbols = tuple(facts["symbol"])
+    grids, st = _scatter(store, manifest, keys, times, symbols, request.symbols)
+    rows = RawRows(
+        times,
+        grids,
+        st,
+        _member(times, symbols, store.table(name, "membership")),
+        _benchmark(times, store.table(name, "benchmark"), manifest.info.freq),
+    )
+    kind = panel_kind(manifest.info, symbols, request)
+    if np.nanmax(np.abs(grids["factor"] - 1), initial=0.0) == 0:
+        kind = replace(kind, fields=kind.fields - {"factor"})
+    return derive(kind, listings(facts), RowState.start(len(facts)), rows)[0]
+
+
+def panel_kind(info: SourceInfo, symbols: tuple[str, ...], request: PanelRequest) -> PanelKind:
+    """What all rows of a panel share, with a factor whether or not it is ever other than 1."""
+    # What a dataset has is a fact of the whole dataset, not of the rows that happen to be loaded.
+    have = frozenset(f for f in FIELDS if f in info.fields or f in ("close", "factor"))
+    return PanelKind(
+        symbols=symbols,
+        freq=info.freq,
+        calendar=info.calendar,
+        timezone=info.timezone,
+        price_basis=info.price_basis,
+        fields=have,
+        limits=has_limits(request.limits, info),
+        delist_after=request.delist_after,
+    )
+
+
+def listings(facts: pl.DataFrame) -> Listings:
+    """Rows of a symbols table as arrays [N]."""
+    return Listings(
+        first=facts["first"].to_numpy().astype("datetime64[us]"),
+        anchor=facts["anchor"].to_numpy().astype(np.float64),
+        listed=facts["listed"].to_numpy().astype("datetime64[D]"),
+        delisted=facts["delisted"].to_numpy().astype("datetime64[D]"),
+    )
 
 
 def panel_times(store: Store, name: str, request: PanelRequest) -> Times:
@@ -121,8 +158,7 @@ def _scatter(
     st = np.zeros(shape, dtype=np.bool_)
     lookup = pl.DataFrame({"symbol": symbols}, {"symbol": pl.String}).with_row_index("n")
     first, last = times[0].item(), times[-1].item()
-    # What a dataset has is a fact of the whole dataset, not of the rows that happen to be loaded.
-    have = [name for name in _FIELDS if name in manifest.info.fields or name in ("close", "factor")]
+    have = [name for name in FIELDS if name in manifest.info.fields or name in ("close", "factor")]
     grids = {name: np.full(shape, np.nan) for name in have}
     for key in keys:
         frame = store.read_bars(manifest.name, key, symbols=asked or None)
@@ -135,114 +171,6 @@ def _scatter(
         if frame["st"].any():
             st.ravel()[cell] = frame["st"].fill_null(False).to_numpy()
     return grids, st
-
-
-def _derive(
-    manifest: Manifest,
-    store: Store,
-    request: PanelRequest,
-    times: Times,
-    facts: pl.DataFrame,
-    grids: dict[str, Floats],
-    st: Bools,
-) -> Panel:
-    info = manifest.info
-    symbols = tuple(facts["symbol"])
-    close = grids["close"]
-    has_bar = ~np.isnan(close)
-    listed = times[:, None] >= facts["first"].to_numpy().astype("datetime64[us]")[None, :]
-    delisted = _delistings(times, facts, has_bar, listed, request.delist_after)
-    present = listed & ~delisted
-    volume = grids.get("volume")
-    traded = has_bar if volume is None else has_bar & (np.nan_to_num(volume) > 0)
-    amount = grids.get("amount")
-    if amount is not None:  # close × volume stands in where a bar has none
-        stand_in = np.zeros_like(close) if volume is None else close * np.nan_to_num(volume)
-        amount = np.nan_to_num(np.where(np.isnan(amount), stand_in, amount))
-    factor = grids.get("factor")
-    if factor is not None:
-        factor = forward_fill(factor)
-        if np.nanmax(np.abs(factor - 1), initial=0.0) == 0:
-            factor = None
-    pre_close = band = up = down = None
-    if has_limits(request.limits, info):
-        pre_close = _reference_price(times, close, grids.get("pre_close"), factor)
-        since = _sessions_since_listing(times, facts)
-        band = limits.bands(times, symbols, st, since)
-        band = np.where(np.isnan(pre_close) | ~present, np.nan, band)
-        up, down = limits.limit_prices(pre_close, band)
-    return Panel(
-        times=times,
-        symbols=symbols,
-        close=close,
-        present=present,
-        member=_member(times, symbols, store.table(manifest.name, "membership")) & present,
-        suspended=present & ~traded,
-        tradable=present & traded,
-        delisted=delisted,
-        anchor=facts["anchor"].to_numpy().astype(np.float64),
-        freq=info.freq,
-        calendar=info.calendar,
-        timezone=info.timezone,
-        price_basis=info.price_basis,
-        open=grids.get("open"),
-        high=grids.get("high"),
-        low=grids.get("low"),
-        volume=None if volume is None else np.nan_to_num(volume),
-        amount=amount,
-        factor=factor,
-        pre_close=pre_close,
-        band=band,
-        limit_up=up,
-        limit_down=down,
-        benchmark=_benchmark(times, store.table(manifest.name, "benchmark"), info.freq),
-    )
-
-
-def _delistings(
-    times: Times, facts: pl.DataFrame, has_bar: Bools, listed: Bools, delist_after: int
-) -> Bools:
-    """Gone, as known on each day: by the listing facts, or silence, until it trades again.
-
-    A silence is recognised only once it has lasted, and a delisting date is not known before it.
-    """
-    session = _sessions(times)[:, None]
-    last_bar = np.maximum.accumulate(np.where(has_bar, session, -1), axis=0)
-    silent = listed & (session - last_bar >= delist_after) & (last_bar >= 0)
-    known = facts["delisted"].to_numpy().astype("datetime64[us]")
-    dated = times[:, None] >= known[None, :]  # NaT compares false
-    back = np.maximum.accumulate(dated & has_bar, axis=0)
-    return np.asarray(silent | (dated & ~back))
-
-
-def _sessions(times: Times) -> np.ndarray:
-    """[T] which session each bar belongs to, counted from 0."""
-    days = times.astype("datetime64[D]")
-    return np.cumsum(np.concatenate([[False], days[1:] != days[:-1]]))
-
-
-def _sessions_since_listing(times: Times, facts: pl.DataFrame) -> np.ndarray:
-    """[T,N] sessions since the listing day; large where that day is not known."""
-    listed = facts["listed"].to_numpy().astype("datetime64[D]")
-    days = np.unique(times.astype("datetime64[D]"))
-    since = _sessions(times)[:, None] - np.searchsorted(days, listed)[None, :]
-    unknown = np.isnat(listed) | (listed < days[0])
-    return np.where(unknown[None, :], np.iinfo(np.int64).max, since)
-
-
-def _reference_price(
-    times: Times, close: Floats, pre_close: Floats | None, factor: Floats | None
-) -> Floats:
-    """[T,N] the session's reference price: the source's, or the last close before, ex-right."""
-    total = forward_fill(close if factor is None else close * factor)
-    session = _sessions(times)
-    opening = np.searchsorted(session, session)  # first row of the bar's own session
-    last = np.where((opening > 0)[:, None], total[np.maximum(opening - 1, 0)], np.nan)
-    if factor is not None:
-        last /= factor
-    if pre_close is None:
-        return np.asarray(last)
-    return np.asarray(np.where(np.isnan(pre_close), last, pre_close))
 
 
 def _member(times: Times, symbols: tuple[str, ...], intervals: pl.DataFrame | None) -> Bools:
@@ -274,3 +202,65 @@ def _benchmark(times: Times, series: pl.DataFrame | None, freq: Freq) -> Floats 
     at = np.searchsorted(known, times, side="right") - 1
     level = series["close"].to_numpy()[np.maximum(at, 0)]
     return np.asarray(np.where(at < 0, np.nan, level), dtype=np.float64)
+
+
+def stream_facts(store: Store, name: str, request: PanelRequest, end: datetime) -> StreamFacts:
+    """What a stream that continues `build_panel`'s panel behind its last bar, `end`, must know.
+
+    Symbols that the store does not know yet have no facts. What the store knows of days after `end`
+    is left out: it comes with the bars.
+    """
+    store = store.pin_dataset(name)
+    info, table = store.manifest(name).info, store.symbols(name)
+    wanted = request.symbols or tuple(table["symbol"])
+    facts = pl.DataFrame({"symbol": list(wanted)}).join(
+        table, on="symbol", how="left", maintain_order="left"
+    )
+    later, after = pl.col("first") > end, pl.lit(end.date())
+    facts = facts.with_columns(
+        first=pl.when(~later).then("first"),
+        anchor=pl.when(~later).then("anchor"),
+        listed=pl.when(pl.col("listed") <= after).then("listed"),
+        delisted=pl.when(pl.col("delisted") <= after).then("delisted"),
+        reason=pl.when(pl.col("delisted") <= after).then("reason"),
+    )
+    last = np.array([end], dtype="datetime64[us]")
+    level = _benchmark(last, store.table(name, "benchmark"), info.freq)
+    return StreamFacts(
+        kind=panel_kind(info, wanted, request),
+        known=listings(facts),
+        reasons=tuple(facts["reason"]),
+        members=_member(last, wanted, store.table(name, "membership"))[0],
+        benchmark=None if level is None else float(level[0]),
+    )
+
+
+def read_bar_sets(
+    store: Store, name: str, request: PanelRequest, after: datetime
+) -> Iterator[BarSet]:
+    """The stored bars behind `after`, set by set, each with the facts that become known with it."""
+    store = store.pin_dataset(name)
+    manifest = store.manifest(name)
+    facts = _choose(store.symbols(name), request.symbols, name)
+    symbols = tuple(facts["symbol"])
+    keys, axis = _time_axis(store, manifest, request)
+    times = axis[axis > np.datetime64(after, "us")]
+    if not len(times):
+        return
+    grids, st = _scatter(store, manifest, keys, times, symbols, request.symbols)
+    member = _member(times, symbols, store.table(name, "membership"))
+    level = _benchmark(times, store.table(name, "benchmark"), manifest.info.freq)
+    known, why = listings(facts), facts["reason"].to_list()
+    for t, time_ in enumerate(times):
+        day = time_.astype("datetime64[D]")
+        gone = known.delisted <= day
+        yield BarSet(
+            time=time_,
+            st=st[t],
+            members=member[t],
+            listed=np.where(known.listed <= day, known.listed, np.datetime64("NaT")),
+            delisted=np.where(gone, known.delisted, np.datetime64("NaT")),
+            reasons=tuple(w if g else None for w, g in zip(why, gone, strict=True)),
+            benchmark=None if level is None or np.isnan(level[t]) else float(level[t]),
+            **{field: grid[t] for field, grid in grids.items()},
+        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from datetime import date
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -71,18 +72,38 @@ def bands(
     st: [T,N] under special treatment; sessions_since_listing: [T,N], 0 on the listing day, a
     large number where the listing day is not known.
     """
-    days = times.astype("datetime64[D]")
-    out = np.full(st.shape, np.nan)
-    for n, symbol in enumerate(symbols):
-        board = board_of(symbol)
-        for rule in BANDS:  # in order of date: a later rule overrides an earlier one
-            if rule.board != board:
-                continue
-            rows = days >= np.datetime64(rule.since)
-            width = np.where(st[rows, n], rule.special, rule.ordinary)
-            width[sessions_since_listing[rows, n] < rule.free_days] = np.nan
-            out[rows, n] = width
+    eras = np.searchsorted(_SINCE, times.astype("datetime64[D]"), side="right")
+    out = np.empty(st.shape)
+    for era in np.unique(eras):
+        rows, rules = eras == era, _rules_of(symbols, int(era))
+        width = np.where(st[rows], rules.special, rules.ordinary)
+        free = sessions_since_listing[rows] < rules.free_days
+        out[rows] = np.where(free, np.nan, width)
     return out
+
+
+_SINCE = np.unique(np.array([rule.since for rule in BANDS], dtype="datetime64[D]"))
+"""Days on which a rule changes: era k is from _SINCE[k − 1] on, era 0 is before all."""
+
+
+class _Rules(NamedTuple):
+    """The rule of each symbol [N] in one era; NaN: no limit."""
+
+    ordinary: Floats
+    special: Floats
+    free_days: Floats
+
+
+@lru_cache(maxsize=64)
+def _rules_of(symbols: tuple[str, ...], era: int) -> _Rules:
+    rules = np.full((3, len(symbols)), np.nan)
+    # In order of date: a later rule overrides an earlier one.
+    current = {r.board: r for r in BANDS if era and np.datetime64(r.since) <= _SINCE[era - 1]}
+    for n, symbol in enumerate(symbols):
+        rule = current.get(board_of(symbol))  # type: ignore[arg-type]
+        if rule is not None:
+            rules[:, n] = rule.ordinary, rule.special, rule.free_days
+    return _Rules(*rules)
 
 
 def limit_prices(pre_close: Floats, band: Floats) -> tuple[Floats, Floats]:

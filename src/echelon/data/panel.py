@@ -73,9 +73,13 @@ class Panel:
         return frozenset(have | {"close"})
 
 
-def forward_fill(values: Floats) -> Floats:
-    """A copy of values[T,N] with the last finite one carried forward; NaN before the first."""
+def forward_fill(values: Floats, before: Floats | None = None) -> Floats:
+    """A copy of values[T,N] with the last finite one carried forward; before the first: NaN.
+
+    before [N]: what to carry into the first rows instead
+    """
     rows = np.where(np.isnan(values), -1, np.arange(len(values))[:, None])
     np.maximum.accumulate(rows, axis=0, out=rows)
     filled = np.take_along_axis(values, np.maximum(rows, 0), axis=0)
-    return np.asarray(np.where(rows < 0, np.nan, filled), dtype=np.float64)
+    unknown = np.nan if before is None else before
+    return np.asarray(np.where(rows < 0, unknown, filled), dtype=np.float64)

@@ -57,7 +57,7 @@ class Bars:
     limit_down: Floats | None = None
 
     def __post_init__(self) -> None:
-        # TA-Lib answers NaN with garbage or an error far away; here it is caught at the door.
+        # A kernel answers NaN with NaN ever after; here it is caught at the door.
         for name in self.__slots__:
             array = getattr(self, name)
             if array is None:
@@ -101,12 +101,42 @@ Compute = Callable[[Bars], Floats]
 
 
 @dataclass(frozen=True, slots=True)
+class Kernel:
+    """How a feature of ours is computed, in history and in a stream alike: see `_kernels`.
+
+    advance: the compiled function, (state [N,S], on [N], out [N,L,C], *fields [N,L], *settings)
+    size: S, numbers it keeps of each symbol
+    fields: what it reads, attributes of `Bars`
+    """
+
+    advance: Callable[..., None]
+    size: int
+    fields: tuple[str, ...]
+    settings: tuple[float, ...] = ()
+
+    def fold(self, state: Floats, bars: Bars, columns: int) -> Floats:
+        """The feature [L,C] on one symbol's bars, from `state` [1,S], which then follows them."""
+        out: Floats = np.empty((1, len(bars), columns))
+        fields = []
+        for name in self.fields:
+            array = getattr(bars, name)
+            assert array is not None, f"a feature was asked for {name}, which its source lacks"
+            fields.append((array.view(np.int64) if name == "times" else array)[None])
+        self.advance(state, _ON, out, *fields, *self.settings)
+        return out.reshape(-1, columns)
+
+
+_ON = np.ones(1, dtype=np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
 class Feature:
     """A time-series feature: columns `names`, computed symbol by symbol.
 
     compute: Bars [L] → [L] or [L, len(names)], NaN (or anything) in the first `lookback` − 1 rows
     lookback: bars up to and including the current one before the value is valid
     on_gap: what a day without a bar gets: the last value again, or zero
+    kernel: how one of ours streams; None (a user's): it is computed over its last `lookback` bars
     """
 
     names: tuple[str, ...]
@@ -117,6 +147,7 @@ class Feature:
     on_gap: Literal["carry", "zero"] = "carry"
     source_id: str = ""
     """Of a user's: hash of its file, part of the cache key; ours are in that with all our code."""
+    kernel: Kernel | None = None
 
 
 @dataclass(frozen=True, slots=True)

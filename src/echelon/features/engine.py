@@ -18,7 +18,7 @@ process's memory while they are dirty.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -30,7 +30,7 @@ from echelon.config import Config
 from echelon.data.exogenous import Exogenous, join_all
 from echelon.data.panel import Panel
 from echelon.errors import FeatureError
-from echelon.features._kernels import rank_rows
+from echelon.features._kernels import rank_rows, relative_value
 from echelon.features.base import Bars, CrossSection, Feature, FeatureSpec, Group
 from echelon.features.registry import run
 from echelon.features.scaler import RunningMoments
@@ -38,8 +38,6 @@ from echelon.files import Closing
 from echelon.types import Bools, Floats, Floats32
 
 log = logging.getLogger(__name__)
-
-_EARLY = 20
 
 SymbolProgress = Callable[[int, int], None]
 """Called with (symbols done, symbols in all)."""
@@ -95,50 +93,52 @@ class FeaturePlan:
         return max((f.lookback for f in self.series), default=1)
 
 
-def bars_of(panel: Panel, n: int) -> tuple[Bars, np.ndarray]:
-    """Symbol n's own bars, anchored, and the rows [L] of the panel they stand on."""
+MONEY = ("close", "open", "high", "low", "volume", "amount", "pre_close", "band")
+"""Grids of a panel that the fields of `Bars` are made of."""
+
+
+def bars_of(panel: Panel, n: int, relative: Floats | None = None) -> tuple[Bars, np.ndarray]:
+    """Symbol n's own bars, anchored, and the rows [L] of the panel they stand on.
+
+    relative [1,2]: state of `relative_value`, which then follows the bars
+    """
     rows = np.flatnonzero(~np.isnan(panel.close[:, n]))
-    raw_close = panel.close[rows, n]
     unit = np.full(len(rows), 1.0 / panel.anchor[n])
     if panel.factor is not None:
         unit *= panel.factor[rows, n]
-
-    def price(grid: Floats | None) -> Floats | None:
-        return None if grid is None else grid[rows, n] * unit
-
-    value = up = down = None
-    if panel.amount is not None:
-        value = panel.amount[rows, n]
-    elif panel.volume is not None:
-        value = raw_close * panel.volume[rows, n]
-        if panel.price_basis == "adjusted":
-            value = _relative(value)
-    if panel.band is not None and panel.pre_close is not None:
-        reference, band = panel.pre_close[rows, n] * unit, panel.band[rows, n]
-        up, down = reference * (1 + band), reference * (1 - band)
-    bars = Bars(
-        times=panel.times[rows],
-        close=raw_close * unit,
-        raw_close=raw_close,
-        open=price(panel.open),
-        high=price(panel.high),
-        low=price(panel.low),
-        value=value,
-        limit_up=up,
-        limit_down=down,
-    )
-    return bars, rows
+    grids = {name: getattr(panel, name) for name in MONEY}
+    raw = {name: grid[rows, n] for name, grid in grids.items() if grid is not None}
+    fields = anchor_fields(raw, unit)
+    if values_are_relative(panel):
+        out = np.empty((1, len(rows), 1))
+        state = np.zeros((1, 2)) if relative is None else relative
+        relative_value(state, np.ones(1, dtype=np.bool_), out, fields["value"][None])
+        fields["value"] = out[0, :, 0]
+    return Bars(times=panel.times[rows], **fields), rows
 
 
-def _relative(value: Floats) -> Floats:
-    """Traded value [L] in units of its mean over the first bars, as far as they are known.
+def anchor_fields(raw: Mapping[str, Floats], unit: Floats) -> dict[str, Floats]:
+    """The fields of `Bars` from bars as the source has them, element by element.
 
-    Fully adjusted prices times volume is not money: a later dividend scales the prices of the
-    past but not its volume. Relative to the symbol's own beginning the scale drops out.
+    raw: one symbol's bars [L] or one bar of all symbols [N]; unit: 1 / anchor × factor, as long
     """
-    early = np.cumsum(value[:_EARLY]) / np.arange(1, min(len(value), _EARLY) + 1)
-    unit = early[np.minimum(np.arange(len(value)), len(early) - 1)] if len(value) else early
-    return np.divide(value, unit, out=np.zeros_like(value), where=unit > 0)
+    fields = {name: raw[name] * unit for name in ("close", "open", "high", "low") if name in raw}
+    fields["raw_close"] = raw["close"]
+    if "amount" in raw:
+        fields["value"] = raw["amount"]
+    elif "volume" in raw:
+        fields["value"] = raw["close"] * raw["volume"]
+    if "band" in raw and "pre_close" in raw:
+        reference = raw["pre_close"] * unit
+        fields["limit_up"] = reference * (1 + raw["band"])
+        fields["limit_down"] = reference * (1 - raw["band"])
+    return fields
+
+
+def values_are_relative(panel: Panel) -> bool:
+    """Whether traded value is no money, and is told in units of its own beginning."""
+    made_up = panel.amount is None and panel.volume is not None
+    return made_up and panel.price_basis == "adjusted"
 
 
 def symbol_features(

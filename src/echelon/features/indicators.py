@@ -1,6 +1,6 @@
 """Every feature that Echelon ships: OHLCV, technical indicators, the stationary set, the calendar.
 
-TA-Lib computes what it has; Heikin-Ashi and SuperTrend are kernels of ours. Prices come in units
+Each is a compiled kernel (`_kernels`), the same for history and stream. Prices come in units
 of the symbol's first close, so lines and bands (moving averages, MACD, ATR, Bollinger, Ichimoku,
 Heikin-Ashi, the SuperTrend line) are in that unit, while RSI, bandwidth, percent and direction
 are free of any unit. The stationary set is ratios and ranks: multiplying a symbol's prices, or its
@@ -12,7 +12,7 @@ with weights that decay geometrically, and the recursion starts as each function
 run therefore continues from the full stored history and never from the last window.
 
 **Lookback.** The lookback of a feature is the number of bars up to and including its first
-value: TA-Lib's own lookback + 1 where TA-Lib computes it. All columns of one indicator start
+value: TA-Lib's own lookback + 1 where TA-Lib has the indicator. All columns of one indicator start
 together, at the last of them.
 
 **Days without a bar** repeat the last value, which describes the last known window, but for three
@@ -24,15 +24,14 @@ would repeat what is often the most unusual day of all.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
-import talib
 
 from echelon.config.features import FeaturesConfig, IndicatorsConfig, StationaryConfig
 from echelon.features import _kernels
-from echelon.features.base import Bars, Compute, CrossSection, Feature, FeatureSpec, Field, Group
-from echelon.types import Floats, Times
+from echelon.features.base import Bars, CrossSection, Feature, FeatureSpec, Field, Group, Kernel
+from echelon.types import Floats
 
 FLAT_WIDTH = 1e-9
 """Bollinger bands narrower than this share of their middle are rounding: the close is inside."""
@@ -47,7 +46,6 @@ NO_LIMIT = 1.0
 
 Farther than any limit can be: the widest band in use, ±30 %, gives at most 1.3 / 0.7 − 1 = 0.86.
 """
-_DAY_US = 86_400_000_000
 
 
 def shipped_features(config: FeaturesConfig) -> tuple[FeatureSpec, ...]:
@@ -68,7 +66,9 @@ def ohlcv_features() -> tuple[Feature, ...]:
 
 def _ohlcv(name: Field) -> Feature:
     on_gap: Literal["carry", "zero"] = "zero" if name == "volume" else "carry"
-    return _feature((name,), 1, (name,), lambda bars: _have(getattr(bars, name)), on_gap, "OHLCV")
+    field = "value" if name == "volume" else name
+    kernel = Kernel(_kernels.copy_field, 0, (field,))
+    return _feature((name,), 1, (name,), kernel, on_gap, "OHLCV")
 
 
 def indicator_features(config: IndicatorsConfig) -> tuple[Feature, ...]:
@@ -85,9 +85,8 @@ def indicator_features(config: IndicatorsConfig) -> tuple[Feature, ...]:
 
 def sma(period: int) -> Feature:
     """Simple moving average of the close: `sma_{period}`."""
-    return _feature(
-        (f"sma_{period}",), period, ("close",), lambda bars: talib.SMA(bars.close, period)
-    )
+    kernel = Kernel(_kernels.simple_average, 2 + period, ("close",), (period,))
+    return _feature((f"sma_{period}",), period, ("close",), kernel)
 
 
 def ema(period: int) -> Feature:
@@ -95,9 +94,8 @@ def ema(period: int) -> Feature:
 
     Seed: the simple mean of the first `period` closes since listing, at bar `period`.
     """
-    return _feature(
-        (f"ema_{period}",), period, ("close",), lambda bars: talib.EMA(bars.close, period)
-    )
+    kernel = Kernel(_kernels.exponential_average, 2, ("close",), (period,))
+    return _feature((f"ema_{period}",), period, ("close",), kernel)
 
 
 def rsi(period: int) -> Feature:
@@ -107,15 +105,8 @@ def rsi(period: int) -> Feature:
     smoothing with weight 1 / period. A symbol that has never moved since listing has neither
     gains nor losses: it gets 50, the middle (TA-Lib says 0, pandas-ta NaN).
     """
-
-    def compute(bars: Bars) -> Floats:
-        out: Floats = talib.RSI(bars.close, period)
-        if (bars.close[: period + 1] == bars.close[0]).all():
-            moved = np.flatnonzero(bars.close != bars.close[0])
-            out[period : moved[0] if moved.size else len(out)] = 50.0
-        return out
-
-    return _feature((f"rsi_{period}",), period + 1, ("close",), compute)
+    kernel = Kernel(_kernels.relative_strength, 5, ("close",), (period,))
+    return _feature((f"rsi_{period}",), period + 1, ("close",), kernel)
 
 
 def macd(fast: int, slow: int, signal: int) -> Feature:
@@ -131,11 +122,8 @@ def macd(fast: int, slow: int, signal: int) -> Feature:
     """
     tail = f"{fast}_{slow}_{signal}"
     names = (f"macd_{tail}", f"macd_signal_{tail}", f"macd_hist_{tail}")
-
-    def compute(bars: Bars) -> Floats:
-        return np.column_stack(talib.MACD(bars.close, fast, slow, signal))
-
-    return _feature(names, slow + signal - 1, ("close",), compute)
+    kernel = Kernel(_kernels.convergence, 4, ("close",), (fast, slow, signal))
+    return _feature(names, slow + signal - 1, ("close",), kernel)
 
 
 def atr(period: int) -> Feature:
@@ -145,7 +133,8 @@ def atr(period: int) -> Feature:
     bar has no previous close), then Wilder's smoothing with weight 1 / period.
     """
     needs: tuple[Field, ...] = ("high", "low", "close")
-    return _feature((f"atr_{period}",), period + 1, needs, lambda bars: _atr(bars, period))
+    kernel = Kernel(_kernels.average_range, 3, needs, (period,))
+    return _feature((f"atr_{period}",), period + 1, needs, kernel)
 
 
 def bbands(period: int, deviations: float) -> Feature:
@@ -155,17 +144,11 @@ def bbands(period: int, deviations: float) -> Feature:
     n) from it. bandwidth = 100 · (upper − lower) / mid. percent = (close − lower) /
     (upper − lower), 0.5 where the bands have no width.
     """
-
-    def compute(bars: Bars) -> Floats:
-        upper, mid, lower = talib.BBANDS(bars.close, period, float(deviations), float(deviations))
-        width = upper - lower
-        flat = width <= FLAT_WIDTH * mid
-        percent = np.divide(bars.close - lower, width, out=np.full(len(bars), 0.5), where=~flat)
-        return np.column_stack([lower, mid, upper, 100.0 * width / mid, percent])
-
     columns = ("lower", "mid", "upper", "bandwidth", "percent")
     names = tuple(f"bb_{column}_{period}_{deviations:.12g}" for column in columns)
-    return _feature(names, period, ("close",), compute)
+    settings = (period, float(deviations), FLAT_WIDTH)
+    kernel = Kernel(_kernels.bollinger, 2 + period, ("close",), settings)
+    return _feature(names, period, ("close",), kernel)
 
 
 def ichimoku(tenkan: int, kijun: int, senkou: int) -> Feature:
@@ -176,22 +159,16 @@ def ichimoku(tenkan: int, kijun: int, senkou: int) -> Feature:
     convention of pandas-ta; some charts count the current bar and use kijun − 1). The lagging
     span at t is the close of t + kijun: it looks ahead and is left out.
     """
-
-    def compute(bars: Bars) -> Floats:
-        conversion, base, wide = (_middle(bars, period) for period in (tenkan, kijun, senkou))
-        spans = np.full((len(bars), 2), np.nan)
-        spans[kijun:, 0] = 0.5 * (conversion[:-kijun] + base[:-kijun])
-        spans[kijun:, 1] = wide[:-kijun]
-        return np.column_stack([conversion, base, spans])
-
     names = (
         f"ichimoku_tenkan_{tenkan}",
         f"ichimoku_kijun_{kijun}",
         f"ichimoku_senkou_a_{tenkan}_{kijun}",
         f"ichimoku_senkou_b_{senkou}_{kijun}",
     )
-    lookback = max(tenkan, kijun, senkou) + kijun
-    return _feature(names, lookback, ("high", "low"), compute)
+    longest = max(tenkan, kijun, senkou)
+    size = 1 + 2 * longest + 2 * kijun
+    kernel = Kernel(_kernels.ichimoku_lines, size, ("high", "low"), (tenkan, kijun, senkou))
+    return _feature(names, longest + kijun, ("high", "low"), kernel)
 
 
 def heikin_ashi() -> Feature:
@@ -201,13 +178,9 @@ def heikin_ashi() -> Feature:
     take in the body. Seed: at the first bar since listing open = (o + c) / 2, whose weight
     halves with every bar.
     """
-
-    def compute(bars: Bars) -> Floats:
-        bodies = _have(bars.open), _have(bars.high), _have(bars.low), bars.close
-        return _kernels.heikin_ashi_candles(*bodies)
-
     names = ("ha_open", "ha_high", "ha_low", "ha_close")
-    return _feature(names, 1, ("open", "high", "low", "close"), compute)
+    needs: tuple[Field, ...] = ("open", "high", "low", "close")
+    return _feature(names, 1, needs, Kernel(_kernels.heikin_ashi_candles, 3, needs))
 
 
 def supertrend(period: int, multiplier: float) -> Feature:
@@ -218,15 +191,11 @@ def supertrend(period: int, multiplier: float) -> Feature:
     lower band in an uptrend, the upper in a downtrend. Seed: the ATR's (see `atr`), the trend
     taken to be up at its first value, as in pandas-ta.
     """
-
-    def compute(bars: Bars) -> Floats:
-        prices = _have(bars.high), _have(bars.low), bars.close
-        return _kernels.supertrend_line(*prices, _atr(bars, period), float(multiplier), period)
-
     tail = f"{period}_{multiplier:.12g}"
     names = (f"supertrend_{tail}", f"supertrend_dir_{tail}")
     needs: tuple[Field, ...] = ("high", "low", "close")
-    return _feature(names, period + 1, needs, compute)
+    kernel = Kernel(_kernels.supertrend_line, 6, needs, (period, float(multiplier)))
+    return _feature(names, period + 1, needs, kernel)
 
 
 INDICATORS: Mapping[str, Callable[..., Feature]] = {
@@ -253,26 +222,15 @@ def stationary_features(config: StationaryConfig) -> tuple[FeatureSpec, ...]:
 
 def log_return(horizon: int) -> Feature:
     """Log return of the close over `horizon` bars: `ret_{horizon}`."""
-
-    def compute(bars: Bars) -> Floats:
-        out = np.full(len(bars), np.nan)
-        out[horizon:] = np.log(bars.close[horizon:] / bars.close[:-horizon])
-        return out
-
     on_gap: Literal["carry", "zero"] = "zero" if horizon == 1 else "carry"
-    return _feature((f"ret_{horizon}",), horizon + 1, ("close",), compute, on_gap, "stationary")
+    kernel = Kernel(_kernels.log_returns, 1 + horizon, ("close",), (horizon,))
+    return _feature((f"ret_{horizon}",), horizon + 1, ("close",), kernel, on_gap, "stationary")
 
 
 def return_volatility(window: int) -> Feature:
     """Sample standard deviation of the last `window` one-bar log returns: `vol_{window}`."""
-
-    def compute(bars: Bars) -> Floats:
-        out = np.full(len(bars), np.nan)
-        returns = np.log(bars.close[1:] / bars.close[:-1])
-        out[1:] = _kernels.rolling_std(returns, window)
-        return out
-
-    return _feature((f"vol_{window}",), window + 1, ("close",), compute, group="stationary")
+    kernel = Kernel(_kernels.return_deviations, 2 + window, ("close",), (window,))
+    return _feature((f"vol_{window}",), window + 1, ("close",), kernel, group="stationary")
 
 
 def volume_ratio(window: int) -> Feature:
@@ -281,16 +239,9 @@ def volume_ratio(window: int) -> Feature:
     Lies in [log VOLUME_FLOOR, log window]. Where nothing was traded in the whole window, today
     is as usual: 0.
     """
-
-    def compute(bars: Bars) -> Floats:
-        value = _have(bars.value)
-        mean = _kernels.rolling_mean(value, window)
-        ratio = np.where(np.isnan(mean), np.nan, 1.0)
-        np.divide(value, mean, out=ratio, where=mean > 0)
-        return cast(Floats, np.log(np.maximum(ratio, VOLUME_FLOOR)))
-
+    kernel = Kernel(_kernels.volume_ratios, 1 + window, ("value",), (window, VOLUME_FLOOR))
     name = f"volume_ratio_{window}"
-    return _feature((name,), window, ("volume",), compute, "zero", "stationary")
+    return _feature((name,), window, ("volume",), kernel, "zero", "stationary")
 
 
 def limit_distance() -> Feature:
@@ -300,14 +251,10 @@ def limit_distance() -> Feature:
     The limits are those before rounding to the tick, so a close at a rounded limit can lie a
     fraction of a tick beyond and give a distance slightly below zero.
     """
-
-    def compute(bars: Bars) -> Floats:
-        up, down = _have(bars.limit_up) / bars.close, bars.close / _have(bars.limit_down)
-        room = np.column_stack([up, down]) - 1.0
-        return np.where(np.isnan(room), NO_LIMIT, room)
-
     names = ("limit_up_distance", "limit_down_distance")
-    return _feature(names, 1, ("close", "limits"), compute, group="stationary")
+    fields = ("close", "limit_up", "limit_down")
+    kernel = Kernel(_kernels.limit_room, 0, fields, (NO_LIMIT,))
+    return _feature(names, 1, ("close", "limits"), kernel, group="stationary")
 
 
 def calendar_features() -> tuple[Feature, ...]:
@@ -318,71 +265,29 @@ def calendar_features() -> tuple[Feature, ...]:
     the group is not scaled unless `normalization.include` names it.
     """
     return (
-        _going_round("day_of_week", day_of_week),
-        _going_round("month", month),
-        _going_round("time_of_day", time_of_day, "time"),
+        _going_round("day_of_week", _kernels.DAY_OF_WEEK),
+        _going_round("month", _kernels.MONTH),
+        _going_round("time_of_day", _kernels.TIME_OF_DAY, "time"),
     )
 
 
-def day_of_week(times: Times) -> Floats:
-    """Share of the week, in whole days: 0 on Mondays."""
-    days = times.astype("datetime64[D]").astype(np.int64)
-    # Day 0, 1970-01-01, was a Thursday.
-    return np.asarray((days + 3) % 7 / 7.0)
-
-
-def month(times: Times) -> Floats:
-    """Share of the year, in whole months: 0 in January."""
-    return np.asarray(times.astype("datetime64[M]").astype(np.int64) % 12 / 12.0)
-
-
-def time_of_day(times: Times) -> Floats:
-    """Share of the day: 0 at midnight, 0.5 at noon."""
-    return np.asarray(times.astype("datetime64[us]").astype(np.int64) % _DAY_US / _DAY_US)
-
-
-def _going_round(name: str, share: Callable[[Times], Floats], *needs: Field) -> Feature:
-    """`{name}_sin` and `{name}_cos` of a `share` of a whole turn."""
-
-    def compute(bars: Bars) -> Floats:
-        angle = 2.0 * np.pi * share(bars.times)
-        return np.column_stack([np.sin(angle), np.cos(angle)])
-
-    return _feature((f"{name}_sin", f"{name}_cos"), 1, needs, compute, group="calendar")
+def _going_round(name: str, cycle: int, *needs: Field) -> Feature:
+    """`{name}_sin` and `{name}_cos` of the share of a whole turn that has passed."""
+    kernel = Kernel(_kernels.clock_turns, 0, ("times",), (cycle,))
+    return _feature((f"{name}_sin", f"{name}_cos"), 1, needs, kernel, group="calendar")
 
 
 def _feature(
     names: tuple[str, ...],
     lookback: int,
     needs: tuple[Field, ...],
-    compute: Compute,
+    kernel: Kernel,
     on_gap: Literal["carry", "zero"] = "carry",
     group: Group = "indicators",
 ) -> Feature:
-    """Assemble a Feature whose compute gives all NaN to a history shorter than its lookback."""
+    """Assemble a Feature that folds its kernel over a symbol's bars, from its first on."""
 
-    def compute_when_long_enough(bars: Bars) -> Floats:
-        # A listing shorter than the lookback has no value, and TA-Lib is not asked for one.
-        if len(bars) < lookback:
-            return np.full((len(bars), len(names)), np.nan)
-        return compute(bars)
+    def compute(bars: Bars) -> Floats:
+        return kernel.fold(np.zeros((1, kernel.size)), bars, len(names))
 
-    fields = frozenset(needs)
-    return Feature(names, compute_when_long_enough, lookback, fields, group, on_gap)
-
-
-def _atr(bars: Bars, period: int) -> Floats:
-    ranges: Floats = talib.ATR(_have(bars.high), _have(bars.low), bars.close, period)
-    return ranges
-
-
-def _middle(bars: Bars, period: int) -> Floats:
-    high, low = _have(bars.high), _have(bars.low)
-    # TA-Lib refuses a period of one bar.
-    middle: Floats = 0.5 * (high + low) if period == 1 else talib.MIDPRICE(high, low, period)
-    return middle
-
-
-def _have(values: Floats | None) -> Floats:
-    assert values is not None, "a feature was asked for a field its source does not have"
-    return values
+    return Feature(names, compute, lookback, frozenset(needs), group, on_gap, kernel=kernel)

@@ -56,7 +56,7 @@ from echelon.types import Bools, Times
 
 log = logging.getLogger(__name__)
 
-_LIBRARIES = ("numpy", "numba", "TA-Lib", "polars", "exchange_calendars")
+_LIBRARIES = ("numpy", "numba", "polars", "exchange_calendars")
 """Those whose arithmetic or tables a prepared set depends on."""
 
 

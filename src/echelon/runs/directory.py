@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from echelon.config import Config
 
 _REMEDY = "Start the run again."
-_LIBRARIES = ("numpy", "polars", "pyarrow", "numba", "TA-Lib", "torch", "skfolio")
+_LIBRARIES = ("numpy", "polars", "pyarrow", "numba", "torch", "skfolio")
 
 
 class DataFacts(TypedDict):

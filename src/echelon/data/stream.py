@@ -1,0 +1,332 @@
+"""A panel that grows bar by bar: one set of bars in, one row out, equal to `build_panel`'s.
+
+1. `PanelStream.from_panel` starts behind a historic panel: it derives that panel's rows again and
+   keeps what they leave (`RowState`), so the stream continues where the batch ended.
+2. `push` refuses what cannot be: a time that is not later, bars off the calendar, prices that no
+   market has, fields the dataset does not have. A refusal changes nothing.
+3. It takes in the reference facts that came with the bars, derives the row (`derive`, the function
+   of the batch) and returns it as a panel of T = 1.
+
+Nothing is known before it is pushed: a delisting, a listing day or a change of members counts from
+the bar set it comes with. Where a fact is late, the row of the batch, which knows it on its day,
+can differ; no other row does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import date, timedelta
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from echelon.data.bars import BOUNDS, PRICES
+from echelon.data.calendars import FROM_DATA, MINUTES, bounds, sessions
+from echelon.data.derive import FIELDS, Listings, PanelKind, RawRows, RowState, derive
+from echelon.data.panel import Panel
+from echelon.errors import DataError, StoreError
+from echelon.types import Bools, Floats, Times
+
+TOLERANCE = 1e-4
+"""How far, relatively, open and close may lie outside low and high, as in an import."""
+
+
+@dataclass(frozen=True, eq=False)
+class BarSet:
+    """The bars of one time, of a panel's `N` symbols in its order, and what is known with them.
+
+    Arrays are float64 [N], NaN where there is no bar; None where the dataset has no such field. A
+    factor may be NaN beside a bar: then the last one holds, or 1 on a symbol's first bar.
+    """
+
+    time: np.datetime64  # [us], as the store has it: midnight of the session, or the bar's end
+    close: Floats
+    open: Floats | None = None
+    high: Floats | None = None
+    low: Floats | None = None
+    volume: Floats | None = None
+    amount: Floats | None = None
+    factor: Floats | None = None
+    pre_close: Floats | None = None
+    st: Bools | None = None  # under special treatment; None: nobody is
+    # Reference facts; None: no news.
+    members: Bools | None = None  # [N] who is in the universe from now on
+    listed: Times | None = None  # [N] datetime64[D], days of listing; NaT: no news
+    delisted: Times | None = None  # [N] datetime64[D], days of delisting; NaT: no news
+    reasons: tuple[str | None, ...] | None = None  # [N] why; None: no news
+    benchmark: float | None = None  # level of the index
+    exogenous: Floats | None = None  # [N,K] series as known now, NaN where none is in force
+
+
+class StreamState(NamedTuple):
+    """What a stream is stopped with and continued from: arrays by name, and facts for JSON."""
+
+    arrays: dict[str, np.ndarray]
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StreamFacts:
+    """What a panel does not say and its continuation needs; `build.stream_facts` reads it.
+
+    members [N]: who is in the universe, listed or not; benchmark: None where the dataset has none
+    """
+
+    kind: PanelKind
+    known: Listings
+    reasons: tuple[str | None, ...]
+    members: Bools
+    benchmark: float | None
+
+
+class PanelStream:
+    """The rows of a panel as they come."""
+
+    def __init__(self, facts: StreamFacts) -> None:
+        """Before the first bar; see `from_panel` for one that continues a history."""
+        self._facts = facts
+        self._state = RowState.start(len(facts.kind.symbols))
+        self._days = np.empty(0, dtype="datetime64[us]")
+
+    @staticmethod
+    def from_panel(panel: Panel, facts: StreamFacts) -> PanelStream:
+        """The stream that continues `panel`."""
+        stream, kind = PanelStream(facts), facts.kind
+        if panel.symbols != kind.symbols:
+            raise DataError("the panel's symbols are not those of the stream. Build both from one.")
+        names = (*PRICES, "volume", "amount")
+        grids = {name: getattr(panel, name) for name in names if getattr(panel, name) is not None}
+        ones = np.where(np.isnan(panel.close), np.nan, 1.0)
+        grids["factor"] = ones if panel.factor is None else panel.factor
+        st = np.zeros(panel.shape, dtype=np.bool_)
+        rows = RawRows(panel.times, grids, st, panel.member, panel.benchmark)
+        again, stream._state = derive(kind, facts.known, stream._state, rows)
+        for name in ("present", "delisted", "suspended", "tradable"):
+            if not np.array_equal(getattr(again, name), getattr(panel, name)):
+                raise DataError(
+                    f"the panel's {name!r} does not follow from these facts: they are of another "
+                    "dataset or request. Read them by build.stream_facts as the panel was built."
+                )
+        return stream
+
+    @property
+    def kind(self) -> PanelKind:
+        """What all rows share."""
+        return self._facts.kind
+
+    @property
+    def time(self) -> np.datetime64:
+        """Of the last row; NaT before the first."""
+        return self._state.time
+
+    @property
+    def reasons(self) -> tuple[str | None, ...]:
+        """Why each symbol [N] was delisted, as far as known."""
+        return self._facts.reasons
+
+    def push(self, bars: BarSet) -> Panel:
+        """The row of these bars: a panel of T = 1. Raises DataError, and changes nothing."""
+        time = self._check_time(bars.time)
+        self._check_shapes(bars)
+        self._check_values(bars)
+        facts = self._learn(bars)
+        grids = {name: getattr(bars, name)[None] for name in FIELDS if name in facts.kind.fields}
+        if bars.factor is None:
+            grids["factor"] = np.full_like(grids["close"], np.nan)
+        fresh = np.isnan(self._state.factor) & ~np.isnan(bars.close)
+        grids["factor"] = np.where(fresh & np.isnan(grids["factor"]), 1.0, grids["factor"])
+        st = np.zeros(len(fresh), dtype=np.bool_) if bars.st is None else bars.st
+        level = None if facts.benchmark is None else np.array([facts.benchmark])
+        rows = RawRows(time[None], grids, st[None], facts.members[None], level)
+        row, self._state = derive(facts.kind, facts.known, self._state, rows)
+        self._facts = facts
+        return row
+
+    def _learn(self, bars: BarSet) -> StreamFacts:
+        """The facts with those of the bar set, and with first bars."""
+        known = self._facts.known
+        first = np.isnat(known.first) & ~np.isnan(bars.close)
+        if first.any():
+            anchor = np.where(first & np.isnan(known.anchor), bars.close, known.anchor)
+            known = known._replace(first=np.where(first, bars.time, known.first), anchor=anchor)
+        if bars.listed is not None:
+            news = bars.listed.astype("datetime64[D]")
+            known = known._replace(listed=np.where(np.isnat(news), known.listed, news))
+        if bars.delisted is not None:
+            news = bars.delisted.astype("datetime64[D]")
+            known = known._replace(delisted=np.where(np.isnat(news), known.delisted, news))
+        facts = replace(self._facts, known=known)
+        if bars.reasons is not None:
+            both = zip(bars.reasons, facts.reasons, strict=True)
+            facts = replace(facts, reasons=tuple(old if new is None else new for new, old in both))
+        if bars.members is not None:
+            facts = replace(facts, members=bars.members.copy())
+        if bars.benchmark is not None:
+            facts = replace(facts, benchmark=float(bars.benchmark))
+        return facts
+
+    def _check_time(self, time: np.datetime64) -> Times:
+        """The time as datetime64[us], later than the last and on the grid and the calendar."""
+        kind, last = self._facts.kind, self._state.time
+        at = np.datetime64(time).astype("datetime64[us]")
+        if np.isnat(at):
+            raise DataError("the bar set has no time. Set it to when its bars ended.")
+        if self._state.session >= 0 and at <= last:
+            raise DataError(
+                f"the bar set of {at} is not after the last one, {last}: it is repeated or out of "
+                "order. Push each time once, in order."
+            )
+        day = at.astype("datetime64[D]")
+        if (at - day) % np.timedelta64(MINUTES[kind.freq], "m") != np.timedelta64(0, "us"):
+            raise DataError(
+                f"{at} is not on the grid of {kind.freq} bars: it is of another frequency."
+            )
+        if kind.calendar != FROM_DATA:
+            self._check_session(day, last.astype("datetime64[D]"))
+        return np.asarray(at)
+
+    def _check_session(self, day: np.datetime64, last: np.datetime64) -> None:
+        """`day` is a session, and of daily bars the one after `last`."""
+        calendar = self._facts.kind.calendar
+        if not (len(self._days) and self._days[0] <= day <= self._days[-1]):
+            start = day if np.isnat(last) else min(day, last)
+            ahead = day.astype(date) + timedelta(days=400)
+            reach = bounds(calendar).clip(start.astype(date), ahead)
+            self._days = sessions(calendar, *reach) if reach[0] <= reach[1] else self._days[:0]
+        at = int(np.searchsorted(self._days, day))
+        if at == len(self._days) or self._days[at] != day:
+            raise DataError(
+                f"{day} is not a session of {calendar}: the bars are of another calendar."
+            )
+        daily = self._facts.kind.freq == "1d" and not np.isnat(last)
+        if daily and at and self._days[at - 1] > last:
+            raise DataError(
+                f"the session {self._days[at - 1].item().date()} is missing before {day}; the last "
+                f"was {last}. Push it first, all NaN if nobody traded."
+            )
+
+    def _check_shapes(self, bars: BarSet) -> None:
+        kind = self._facts.kind
+        shape = (len(kind.symbols),)
+        for name in FIELDS:
+            values = getattr(bars, name)
+            if values is None and name in kind.fields - {"factor"}:
+                raise DataError(f"the bar set has no {name}, which the dataset has. Add it.")
+            if values is not None and name not in kind.fields:
+                raise DataError(
+                    f"the bar set has {name}, which the dataset does not. Leave it out."
+                )
+            if values is not None and (values.shape != shape or values.dtype != np.float64):
+                raise DataError(
+                    f"{name} is {values.dtype} {values.shape}, expected float64 {shape}: one "
+                    "number for each symbol of the panel, NaN where there is no bar."
+                )
+        for name in ("st", "members", "listed", "delisted"):
+            values = getattr(bars, name)
+            if values is not None and values.shape != shape:
+                raise DataError(f"{name} has the shape {values.shape}, expected {shape}.")
+        if bars.reasons is not None and len(bars.reasons) != shape[0]:
+            raise DataError(f"there are {len(bars.reasons)} reasons, expected {shape[0]}.")
+        level = bars.benchmark
+        if level is not None and self._facts.benchmark is None:
+            raise DataError(
+                "the bar set has a benchmark, which the dataset does not. Leave it out."
+            )
+        if level is not None and not (np.isfinite(level) and level > 0):
+            raise DataError(f"the benchmark is {level}, expected a positive number.")
+
+    def _check_values(self, bars: BarSet) -> None:
+        """Prices that a market can have wherever there is a bar, and nothing where there is none."""
+        have = [name for name in FIELDS if getattr(bars, name) is not None]
+        values = np.stack([getattr(bars, name) for name in have])
+        low, high, zero, optional = (column[:, None] for column in _rules(tuple(have)))
+        on, missing = ~np.isnan(bars.close), np.isnan(values)
+        inside = ((values >= low) & (values <= high)) | (zero & (values == 0))
+        bad = np.where(on, ~(inside | (optional & missing)), ~missing)
+        if bad.any():
+            k, n = (int(i) for i in np.argwhere(bad)[0])
+            span = f"expected {low[k, 0]:g} to {high[k, 0]:g}"
+            why = span if on[n] else "but there is no close, so no bar"
+            self._refuse(bars, have[k], n, why)
+        if bars.high is None or bars.low is None:
+            return
+        top, bottom = bars.high * (1 + TOLERANCE), bars.low * (1 - TOLERANCE)
+        for name in ("high", "open", "close"):
+            price = getattr(bars, name)
+            if price is not None:
+                outside = (price > top) | (price < bottom)
+                if outside.any():
+                    self._refuse(bars, name, int(np.argmax(outside)), "outside low to high")
+
+    def _refuse(self, bars: BarSet, name: str, n: int, why: str) -> None:
+        raise DataError(
+            f"{self._facts.kind.symbols[n]} at {bars.time}: {name} is "
+            f"{float(getattr(bars, name)[n]):g}, {why}. Correct the bar, or give it as missing "
+            "(all NaN)."
+        )
+
+    def state(self) -> StreamState:
+        """All that `restore` needs; arrays are copies."""
+        facts, state = self._facts, self._state
+        arrays: dict[str, Any] = {name: np.array(getattr(state, name)) for name in _STATE}
+        arrays |= {f"known.{name}": array.copy() for name, array in facts.known._asdict().items()}
+        arrays["members"] = facts.members.copy()
+        arrays["benchmark"] = np.array(np.nan if facts.benchmark is None else facts.benchmark)
+        plain = {
+            name: array.astype("int64") if array.dtype.kind == "M" else array
+            for name, array in arrays.items()
+        }
+        tree = {"symbols": list(facts.kind.symbols), "reasons": list(facts.reasons)}
+        return StreamState(plain, tree | {"session": state.session})
+
+    def restore(self, state: StreamState) -> None:
+        """Continue from what `state` gave, in a stream of the same symbols."""
+        facts, mine = self._facts, self.state()
+        if state.facts.get("symbols") != mine.facts["symbols"]:
+            raise StoreError("the state is of a stream of other symbols. Start anew from history.")
+        check_arrays(state.arrays, mine.arrays)
+        arrays = {k: v.copy() for k, v in state.arrays.items()}
+        for name, unit in _TIMES.items():
+            arrays[name] = arrays[name].astype(f"datetime64[{unit}]")
+        known = Listings(*(arrays[f"known.{name}"] for name in Listings._fields))
+        values: dict[str, Any] = {name: arrays[name][()] for name in _STATE}
+        self._state = RowState(session=int(state.facts["session"]), **values)
+        reasons = tuple(state.facts["reasons"])
+        level = None if facts.benchmark is None else float(arrays["benchmark"])
+        self._facts = StreamFacts(facts.kind, known, reasons, arrays["members"], level)
+
+
+@lru_cache(maxsize=16)
+def _rules(names: tuple[str, ...]) -> tuple[np.ndarray, ...]:
+    """Of each field: the least and the most it can be, whether 0 too, whether it may be missing."""
+    return (
+        np.array([BOUNDS[name].low for name in names]),
+        np.array([BOUNDS[name].high for name in names]),
+        np.array([name in ("volume", "amount") for name in names]),
+        np.array([name not in PRICES for name in names]),
+    )
+
+
+_STATE = ("time", "first_day", "last_bar", "listing", "returned", "factor", "total", "before")
+_TIMES = {
+    **{"time": "us", "first_day": "D", "known.first": "us"},
+    **{"known.listed": "D", "known.delisted": "D"},
+}
+
+
+def check_arrays(given: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+    """Refuse a saved state whose arrays are not those that this stream would save."""
+    if given.keys() != expected.keys():
+        odd = sorted(given.keys() ^ expected.keys())
+        raise StoreError(
+            f"the state's arrays differ ({', '.join(odd[:5])}): it is of another plan."
+        )
+    for name, array in expected.items():
+        there = given[name]
+        if there.shape != array.shape or there.dtype != array.dtype:
+            raise StoreError(
+                f"the state's {name} is {there.dtype} {there.shape}, expected {array.dtype} "
+                f"{array.shape}: it is of another stream."
+            )
