@@ -395,12 +395,14 @@ class _TimesNetGraph(nn.Module):
     """
 
     taps: Tensor
+    place: Tensor
     basis: Tensor
 
     def __init__(self, net: TimesNet, periods: tuple[int, ...]) -> None:
         super().__init__()
-        self.net, kernel = net, INCEPTION_KERNELS[-1]
+        kernel = INCEPTION_KERNELS[-1]
         self.register_buffer("taps", _stem_taps(net.stem))
+        self.register_buffer("place", net.stem.place.detach())
         self.register_buffer("basis", _basis(periods, net.window).float())
         wholes = [net.window] * (len(net.blocks) - 1)
         self.blocks = nn.ModuleList(
@@ -413,7 +415,7 @@ class _TimesNetGraph(nn.Module):
         window, n_assets, n_features = x.shape[1:]
         columns = x.permute(0, 2, 3, 1).reshape(-1, n_features, window)
         tokens = fn.conv1d(columns, self.taps, padding=self.taps.shape[2] // 2)
-        h = tokens.transpose(1, 2) + self.net.stem.place
+        h = tokens.transpose(1, 2) + self.place
         for block in self.blocks:
             h = block(h, self.basis)
         return h.reshape(-1, n_assets, h.shape[2])

@@ -59,7 +59,7 @@ from echelon.serving.bundle import (
     write_manifest,
     write_reference,
 )
-from echelon.serving.graphs import PolicySplit, to_onnx
+from echelon.serving.graphs import Exporter, PolicySplit
 from echelon.serving.parity import Parity, shadow_policy
 from echelon.serving.policies import GRAPH_INPUTS, PolicySpec, build_policy, graph_kinds
 from echelon.serving.torch_graphs import weights_file
@@ -198,10 +198,10 @@ def _write_policy(
     policy = EnsemblePolicy(members) if request.ensemble else members[0]
     config, n_features = source.config, source.prepared.manifest["F"]
     split = PolicySplit(policy, config, n_features)
-    kinds, graphs = graph_kinds(split.spec), {}
-    for name, kind in kinds.items():
+    exporter, graphs = Exporter(config, n_features), {}
+    for name, kind in graph_kinds(split.spec).items():
         file = staging / f"{name}.onnx"
-        data = to_onnx(split.modules[name], kind, config, n_features)
+        data = exporter.to_onnx(split.modules[name], kind)
         write_atomic(file, data)
         graphs[name] = sessions.OnnxGraph(data, GRAPH_INPUTS[kind], file, REMEDY)
     for seed in source.seeds:

@@ -1,9 +1,9 @@
 """From a trained policy to graphs: the modules it consists of, and these as ONNX.
 
-1. `split_policy` walks a policy and gives its spec and the modules it needs, by name. Encoders
+1. `PolicySplit` walks a policy and gives its spec and the modules it needs, by name. Encoders
    with equal weights are one module, whoever stands on them.
-2. `to_onnx` exports a module with the axes of rows (B) and assets (N) left open. What a graph says
-   about where it was traced is removed: it would name files of this machine.
+2. An `Exporter` makes a model of a module, with the axes of rows (B) and assets (N) left open. What
+   a graph says about where it was traced is removed: it would name files of this machine.
 3. `as_graph` runs a module in torch, where ONNX Runtime is not installed.
 
 A policy of another kind is a function registered here with its class. Axes as in `policies`.
@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import singledispatchmethod
 from typing import Any
 
@@ -55,7 +56,8 @@ class FlatActorGraph(nn.Module):
 
     def __init__(self, net: ActorCritic, config: Config) -> None:
         super().__init__()
-        self.net, self.state = net, config.state
+        self.body, self.actor, self.state = net.body, net.actor, config.state
+        self.mask_logits = net.mask_logits
 
     def forward(
         self, z: Tensor, weights: Tensor, cash: Tensor, present: Tensor, allowed: Tensor
@@ -65,8 +67,8 @@ class FlatActorGraph(nn.Module):
         if self.state.include_cash:
             shown.append(cash.unsqueeze(-1).expand_as(weights))
         portfolio = torch.stack(shown, dim=-1) if shown else weights.unsqueeze(-1)[..., :0]
-        mixed = self.net.body(self.net.body.join.market(z), portfolio, present)
-        return self.net.mask_logits(self.net.actor.as_function()(mixed), present, allowed)
+        mixed = self.body(self.body.join.market(z), portfolio, present)
+        return self.mask_logits(self.actor.as_function()(mixed), present, allowed)
 
 
 class ExpertActorGraph(nn.Module):
@@ -189,18 +191,39 @@ def as_graph(module: nn.Module) -> Graph:
     return run
 
 
-def to_onnx(module: nn.Module, kind: str, config: Config, n_features: int) -> bytes:
-    """The module, of a kind in `GRAPH_INPUTS`, as an ONNX model with open axes B and N."""
-    examples = _examples(config, n_features)
-    inputs = {name: examples[kind, name] for name in GRAPH_INPUTS[kind]}
-    axes = {name: _open_axes(tensor, kind) for name, tensor in inputs.items()}
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    try:
-        # What the exporter has to say about other libraries concerns nobody here.
-        logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+class Exporter:
+    """Makes ONNX models of modules. Those of one structure are traced once: it takes seconds."""
+
+    def __init__(self, config: Config, n_features: int) -> None:
+        self._examples = _examples(config, n_features)
+        self._traced: dict[object, Any] = {}
+
+    def to_onnx(self, module: nn.Module, kind: str) -> bytes:
+        """The module, of a kind in `GRAPH_INPUTS`, as a model with open axes B and N."""
+        from onnx import numpy_helper
+        from onnxscript import optimizer
+
+        state = module.state_dict()
+        shapes = tuple((name, tensor.dtype, tensor.shape) for name, tensor in state.items())
+        structure = (kind, type(module), shapes)
+        if structure not in self._traced:
+            self._traced[structure] = self._trace(module, kind)
+        model = type(self._traced[structure])()
+        model.CopyFrom(self._traced[structure])
+        weights = {tensor.name: tensor for tensor in model.graph.initializer}
+        for name, tensor in state.items():
+            if name in weights:  # not optimized yet, each weight that is used has its own place
+                array = np.ascontiguousarray(tensor.detach().cpu().numpy())
+                weights[name].CopyFrom(numpy_helper.from_array(array, name))
+        with _quietly():
+            model = optimizer.optimize(model)
+        _remove_traces(model)
+        return bytes(model.SerializeToString(deterministic=True))
+
+    def _trace(self, module: nn.Module, kind: str) -> Any:  # noqa: ANN401 (a message of protobuf)
+        inputs = {name: self._examples[kind, name] for name in GRAPH_INPUTS[kind]}
+        axes = {name: _open_axes(tensor, kind) for name, tensor in inputs.items()}
+        with _quietly():
             program = torch.onnx.export(
                 module,
                 tuple(inputs.values()),
@@ -208,14 +231,25 @@ def to_onnx(module: nn.Module, kind: str, config: Config, n_features: int) -> by
                 input_names=list(inputs),
                 output_names=["output"],
                 dynamic_shapes=tuple(axes.values()),
+                optimize=False,
                 verbose=False,
             )
+        assert program is not None
+        return program.model_proto
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Inside, the exporter says nothing: what it knows of other libraries concerns nobody here."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logger.setLevel(level)
-    assert program is not None
-    model = program.model_proto
-    _remove_traces(model)
-    return bytes(model.SerializeToString(deterministic=True))
 
 
 def _examples(config: Config, n_features: int) -> Mapping[tuple[str, str], Tensor]:
