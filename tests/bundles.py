@@ -15,7 +15,7 @@ from echelon.training.run import Training, Worlds, ready, seed_directory
 
 EXPORTED = tuple(name for name, algo in ALGORITHMS.items() if algo.family != "sb3")
 _TINY = (
-    *("assets=[AAPL, MSFT, NVDA, AMZN]", "window=6", "seed=1", "logging.tensorboard=false"),
+    *("assets=[AAPL, MSFT, NVDA, JNJ]", "window=6", "seed=1", "logging.tensorboard=false"),
     *("model.d_model=8", "model.n_layers=1", "model.hidden=8", "expert.hidden=8"),
     *("pretrain.epochs=1", "train.books=4", "train.total_env_steps=96"),
     *("train.validate_every_steps=48", "eval.baselines=[cash, equal_weight]"),

@@ -299,18 +299,18 @@ def test_what_cannot_be_exported_is_said_before_anything_is_written(
     flat_run: Path, flat: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    with pytest.raises(UsageError, match="seeds 1, 2. Name one with --seed"):
+    with pytest.raises(UsageError, match=r"seeds 1, 2\. Name one with --seed"):
         export_bundle(flat_run, out, ExportRequest())
-    with pytest.raises(UsageError, match="--seed 7: .* trained seeds 1, 2"):
+    with pytest.raises(UsageError, match=r"--seed 7: .* trained seeds 1, 2"):
         export_bundle(flat_run, out, ExportRequest(seed=7))
     with pytest.raises(UsageError, match="give one of them"):
         export_bundle(flat_run, out, ExportRequest(seed=1, ensemble=True))
-    with pytest.raises(UsageError, match="fixed_share: train.algo = A2C has no router"):
+    with pytest.raises(UsageError, match=r"fixed_share: train\.algo = A2C has no router"):
         export_bundle(flat_run, out, ExportRequest(seed=1, fixed_share=True))
     with pytest.raises(UsageError, match="--baseline benchmark: expected one of"):
         export_bundle(flat_run, out, ExportRequest(baseline="benchmark"))
     assert not list(tmp_path.iterdir())
-    with pytest.raises(UsageError, match="holds a bundle already.*--overwrite"):
+    with pytest.raises(UsageError, match=r"holds a bundle already.*--overwrite"):
         export_bundle(flat_run, flat, ExportRequest(seed=1))
     with pytest.raises(UsageError, match="something else than a bundle"):
         export_bundle(flat_run, flat_run, ExportRequest(seed=1), overwrite=True)

@@ -100,8 +100,9 @@ def test_evaluation_judges_the_ensemble_next_to_the_seeds(run: Path, shell: Any)
     assert saved.ensemble["total_return"] == backtest.measures["total_return"]
     values = saved.tables(ENSEMBLE).equity["value"].to_numpy()
     np.testing.assert_array_equal(values, backtest.value)
-    shell.works("report", str(run))
-    assert "Ensemble of the seeds" in (run / "report.html").read_text()
+    printed, _ = shell.works("report", str(run))
+    page = Path(printed.split("report: ")[1].strip())
+    assert "Ensemble of the seeds" in page.read_text(encoding="utf-8")
     # Evaluated without it, nothing of it stays.
     assert evaluate(opened, "valid", trust=False).ensemble is None
     assert "ensemble" not in json.loads((saved.directory / "summary.json").read_text())

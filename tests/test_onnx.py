@@ -141,6 +141,7 @@ def test_modules_of_one_structure_are_traced_once_and_keep_their_own_weights(
     monkeypatch.setattr(
         Exporter, "_trace", lambda self, *a: (traced.append(a[1]), trace(self, *a))[1]
     )
+    monkeypatch.setattr(Exporter, "_traced", {})
     exporter, rng = Exporter(config, F), np.random.default_rng(6)
     inputs = [*book(rng, 3, 4).values()]
     for seed in (1, 2):

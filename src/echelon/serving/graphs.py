@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import singledispatchmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -194,9 +194,12 @@ def as_graph(module: nn.Module) -> Graph:
 class Exporter:
     """Makes ONNX models of modules. Those of one structure are traced once: it takes seconds."""
 
+    _traced: ClassVar[dict[object, Any]] = {}
+
     def __init__(self, config: Config, n_features: int) -> None:
         self._examples = _examples(config, n_features)
-        self._traced: dict[object, Any] = {}
+        sections = {"window", "model", "state", "expert", "experts", "meta_router"}
+        self._built_by = config.model_dump_json(include=sections)
 
     def to_onnx(self, module: nn.Module, kind: str) -> bytes:
         """The module, of a kind in `GRAPH_INPUTS`, as a model with open axes B and N."""
@@ -205,7 +208,8 @@ class Exporter:
 
         state = module.state_dict()
         shapes = tuple((name, tensor.dtype, tensor.shape) for name, tensor in state.items())
-        structure = (kind, type(module), shapes)
+        inputs = (self._examples[kind, name].shape for name in GRAPH_INPUTS[kind])
+        structure = (self._built_by, kind, type(module), shapes, *inputs)
         if structure not in self._traced:
             self._traced[structure] = self._trace(module, kind)
         model = type(self._traced[structure])()
