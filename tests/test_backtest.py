@@ -325,7 +325,7 @@ def test_actor_takes_the_most_probable_action_or_draws_with_its_seed() -> None:
 
     def actions(seed: int, *overrides: str) -> list[list[int]]:
         config = make_config(*NET, *overrides)
-        policy = ActorPolicy(actor(config, loud=30.0)._net, config, seed)
+        policy = ActorPolicy(actor(config, loud=30.0).net, config, seed)
         return run_backtest(policy, world, span, config).actions.tolist()
 
     drawn = "eval.deterministic=false"

@@ -47,7 +47,7 @@ from echelon.runs.checkpoint import (
     unpack_generator,
     with_prefix,
 )
-from echelon.types import Metrics
+from echelon.types import Floats, Metrics
 
 _TINY = torch.finfo(torch.float32).tiny
 _PIECE_ROWS = 10_240
@@ -389,27 +389,34 @@ class ActorPolicy:
 
     def __init__(self, net: ActorCritic, config: Config, seed: int, name: str = "agent") -> None:
         """seed: of the draws, where `eval.deterministic` is off."""
-        self.name, self._net, self._config, self._seed = name, net, config, seed
+        self.name, self.net, self.config, self._seed = name, net, config, seed
 
     def start(self, world: World, span: range) -> None:
         """Encode every row of the span, once."""
-        self._net.eval()
+        self.net.eval()
         self._first = span.start
         present = torch.from_numpy(np.array(world.present[span.start : span.stop]))
         self._generator = torch_generator(self._seed, "evaluation")
-        actor = encode_span(lambda x: self._net.encode(x).actor, world, span)
+        actor = encode_span(lambda x: self.net.encode(x).actor, world, span)
         # An axis for the one book that looks at each row asked about.
-        self._acting = Acting(self._net, MarketTensors(actor[:, None], None), present[:, None])
+        self._acting = Acting(self.net, MarketTensors(actor[:, None], None), present[:, None])
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
         """Look the encodings of the rows up and ask the actor."""
-        at = torch.from_numpy(row - self._first)
-        portfolio = portfolio_inputs(held, self._config)
-        allowed = torch.from_numpy(held.allowed)
-        logits = self._acting.logits(at, portfolio[:, None], allowed[:, None])[:, 0]
-        deterministic = self._config.eval.deterministic
+        logits = self._logits(row, held)
+        deterministic = self.config.eval.deterministic
         chosen = logits.argmax(-1) if deterministic else sample(logits, self._generator)
         return np.asarray(chosen.numpy().astype(np.int8))
+
+    def probabilities(self, row: Rows, held: Holdings) -> Floats:
+        """[E,N,3] of every action, by `envs.Action`; 0 for what is not allowed."""
+        return np.asarray(torch.softmax(self._logits(row, held).double(), dim=-1).numpy())
+
+    def _logits(self, row: Rows, held: Holdings) -> Tensor:
+        at = torch.from_numpy(row - self._first)
+        portfolio = portfolio_inputs(held, self.config)
+        allowed = torch.from_numpy(held.allowed)
+        return self._acting.logits(at, portfolio[:, None], allowed[:, None])[:, 0]
 
 
 def sample(logits: Tensor, generator: torch.Generator) -> Tensor:

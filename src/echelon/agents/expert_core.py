@@ -250,7 +250,7 @@ class WeightPolicy:
         keep: embeddings of a span for the next start on it, until `forget`
         tables: of worlds in which nothing needs to be encoded
         """
-        self.name, self._encoder, self._actor = name, encoder, actor
+        self.name, self.encoder, self.actor = name, encoder, actor
         self._config, self._seed, self._keep, self._tables = config, seed, keep, tables
         # The world is held too, since its identity stands for it.
         self._kept: dict[tuple[int, range], tuple[World, Tensor]] = {}
@@ -267,8 +267,8 @@ class WeightPolicy:
 
     def start(self, world: World, span: range) -> None:
         """Encode every row of the span, once, where no table has it."""
-        self._encoder.eval()
-        self._actor.eval()
+        self.encoder.eval()
+        self.actor.eval()
         self._first = span.start
         self._present = torch.from_numpy(np.array(world.present[span.start : span.stop]))
         self._generator = torch_generator(self._seed, "evaluation")
@@ -277,7 +277,7 @@ class WeightPolicy:
         if self._table is None:
             key = id(world), span
             kept = self._kept.get(key)
-            self._z = encode_span(self._encoder, world, span) if kept is None else kept[1]
+            self._z = encode_span(self.encoder, world, span) if kept is None else kept[1]
             if self._keep:
                 self._kept[key] = world, self._z
         self._actions = self._act_everywhere(span) if self._blind else None
@@ -315,7 +315,7 @@ class WeightPolicy:
     def _act(self, obs: ExpertObs) -> Floats32:
         """[E,N] actions."""
         with torch.no_grad():
-            mean, log_std = self._actor(obs)
+            mean, log_std = self.actor(obs)
             if not self._config.eval.deterministic:
                 noise = torch.randn(mean.shape, generator=self._generator)
                 mean = mean + noise * clip_log_std(log_std).exp()

@@ -19,6 +19,7 @@ from echelon.cli import (
     demo,
     evaluate,
     execution,
+    export,
     prepare,
     prove,
     runs,
@@ -51,12 +52,19 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compare": compare.compare,
     "walk-forward": walk_forward.walk_forward,
     "report": evaluate.report,
+    "export": export.export,
     "prove": prove.prove,
     "study": prove.study,
     "demo": demo.demo,
 }
 """Verb → its function. A new one is a function in a module of its own and a line here."""
-GROUPS = {"data": data.app, "config": config.app, "runs": runs.app, "execution": execution.app}
+GROUPS = {
+    "data": data.app,
+    "config": config.app,
+    "runs": runs.app,
+    "execution": execution.app,
+    "bundle": export.app,
+}
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
 for _name, _group in GROUPS.items():

@@ -51,6 +51,9 @@ def evaluate(
     csv: Annotated[
         bool, typer.Option("--csv", help="Write equity and blotter as CSV files too.")
     ] = False,
+    ensemble: Annotated[
+        bool, typer.Option("--ensemble", help="Judge the mean of all seeds as one policy, too.")
+    ] = False,
     trust_code: TrustCode = None,
     log_level: Level = "INFO",
 ) -> None:
@@ -59,7 +62,10 @@ def evaluate(
     if name is not None and not override:
         raise UsageError("--name: is of another executor, which -o market.executor=… names.")
     result = evaluate_run(
-        run, split, override or (), name, trust_code or (), with_rules=True, csv=csv
+        *(run, split, override or (), name, trust_code or ()),
+        with_rules=True,
+        csv=csv,
+        ensemble=ensemble,
     )
     typer.echo(f"tables: {result.directory}")
     if not override:
@@ -108,6 +114,7 @@ def evaluate_run(
     *,
     with_rules: bool = False,
     csv: bool = False,
+    ensemble: bool = False,
 ) -> Evaluation:
     """Evaluate and print. executor, name: overrides for another one than the run has"""
     from echelon.envs.world import rules_of
@@ -120,7 +127,7 @@ def evaluate_run(
         trained = trained.executed_by(executor, name)
     if with_rules:
         say_rules(rules_of(trained.prepared, trained.config).facts())
-    result = evaluate_split(trained, split, csv=csv)
+    result = evaluate_split(trained, split, csv=csv, ensemble=ensemble)
     print_evaluation(result, trained.config.eval.metrics)
     for line in (*_execution_costs(result), *how_sure(trained.home, split)):
         typer.echo(line)
@@ -230,7 +237,9 @@ def print_evaluation(result: Evaluation, metrics: tuple[str, ...]) -> None:
     facts = result.facts
     shown = [name for metric in metrics for name in _SHOWN[metric]] + ["turnover_annual"]
     span = f"{facts['split']}: {facts['first']} to {facts['last']}"
-    print_measures(f"{span}, fills at {facts['ledger']['fill']}", shown, result, {})
+    print_measures(
+        *(f"{span}, fills at {facts['ledger']['fill']}", shown, result, {}), result.ensemble
+    )
     if result.reference_policies:
         headings = (MEASURE_COLUMNS[name].heading for name in shown)
         table = number_table("over the same experts", "", *headings)
@@ -246,12 +255,15 @@ def print_measures(
     shown: Sequence[str],
     measures: Evaluation | StitchedMeasures,
     references: Mapping[str, Sequence[Mapping[str, float]]],
+    ensemble: Mapping[str, float] | None = None,
 ) -> None:
-    """A table of the agents, of rows over their experts, and of the baselines."""
+    """A table of the agents, their ensemble, rows over their experts, and the baselines."""
     table = number_table(title, "", *(MEASURE_COLUMNS[name].heading for name in shown))
     seeds = list(measures.seeds.values())
     name = "agent, mean" if len(seeds) > 1 else "agent"
     add_mean_rows(table, name, seeds, shown, f"± std of {len(seeds)}")
+    if ensemble is not None:
+        add_mean_rows(table, "ensemble", [ensemble], shown)
     for row, over_seeds in references.items():
         add_mean_rows(table, ROWS[row], over_seeds, shown)
     for name, values in measures.baselines.items():

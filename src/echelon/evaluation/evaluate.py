@@ -4,7 +4,8 @@ RUN/evaluations/SPLIT/summary.json     measures of all, mean and std over seeds,
 RUN/evaluations/SPLIT/trust.json       what they are worth (see evaluation.trust)
 RUN/evaluations/SPLIT/equity.parquet   and other tables of all backtests: agents, what the seeds of
                                        a hierarchy bring along (population.reference_policies) and
-                                       baselines (see backtest.files)
+                                       baselines (see backtest.files), and the ensemble of seeds
+                                       where it was asked for
 RUN/evaluations/SPLIT/seed-42.*        of a hierarchy, who was in charge (population.record)
 RUN/executors/NAME/evaluations/SPLIT/  the same with another executor (`TrainedRun.executed_by`)
 """
@@ -24,6 +25,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from echelon.backtest.baselines import run_baselines
+from echelon.backtest.ensemble import ENSEMBLE, EnsemblePolicy
 from echelon.backtest.files import (
     AGENT,
     Book,
@@ -79,6 +81,7 @@ class _Summary(TypedDict):
     seeds: Annotated[dict[Seed, MeasureValues], Field(min_length=1)]
     baselines: dict[str, MeasureValues]
     reference_policies: NotRequired[dict[Seed, dict[str, MeasureValues]]]
+    ensemble: NotRequired[MeasureValues]
 
 
 class _Reads(TypedDict):
@@ -87,13 +90,17 @@ class _Reads(TypedDict):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A saved evaluation: measures by seed and by name; facts: what else summary.json has."""
+    """A saved evaluation: measures by seed and by name; facts: what else summary.json has.
+
+    ensemble: of all seeds as one policy, where it was asked for
+    """
 
     directory: Path
     seeds: Mapping[int, Measured]
     baselines: Mapping[str, Measured]
     facts: Mapping[str, Any]
     reference_policies: Mapping[int, Mapping[str, Measured]] = field(default_factory=dict)
+    ensemble: Measured | None = None
 
     def over_seeds(self, measure: str) -> MeanStd:
         """Mean and standard deviation of a measure over the seeds."""
@@ -110,13 +117,19 @@ class Evaluation:
 
 
 def evaluate(
-    run: TrainedRun, split: SplitName, *, trust: bool = True, csv: bool = False
+    run: TrainedRun,
+    split: SplitName,
+    *,
+    trust: bool = True,
+    csv: bool = False,
+    ensemble: bool = False,
 ) -> Evaluation:
     """Backtest the run's agents and the baselines on a split, and save what came out.
 
     What is tried on validation and each look at the test window go into the registry, the look
     before the window is opened.
     trust: with trust.json (see evaluation.trust); csv: tables that people read as CSV too
+    ensemble: with all seeds as one policy (see backtest.ensemble)
     """
     config = run.config
     policies: dict[int, Policy] = {seed: run.policy(seed) for seed in run.seeds}
@@ -143,6 +156,10 @@ def evaluate(
         books = {Book(AGENT, seed): tables_of(backtest) for seed, backtest in agents.items()}
         books |= {Book(name): tables_of(backtest) for name, backtest in baselines.items()}
         tracks = _backtest_references(policies, world, span, config, books)
+        joined: Backtest | None = None
+        if ensemble:
+            joined = run_backtest(EnsemblePolicy(list(policies.values())), world, span, config)
+            books[Book(ENSEMBLE)] = tables_of(joined)
         save_tables(directory, books, csv=csv)
         first, last = (world.times[row] for row in (span.start, span.stop - 1))
         rules: dict[str, Any] = {}
@@ -172,6 +189,8 @@ def evaluate(
                 str(seed): {name: finite_values(track.measures) for name, track in own.items()}
                 for seed, own in tracks.items()
             }
+        if joined is not None:
+            summary["ensemble"] = finite_values(joined.measures)
         if trust:
             trusted = assess_trust(look, policies, agents, baselines, tracks)
             write_json(directory / TRUST, trusted, sort_keys=True)
@@ -214,7 +233,8 @@ def load_evaluation(run: Path, split: str) -> Evaluation:
         int(seed): {name: _measures(own[name]) for name in sort_reference_policies(own)}
         for seed, own in tree.pop("reference_policies", {}).items()
     }
-    return Evaluation(directory, seeds, baselines, tree, reference_policies)
+    ensemble = _measures(tree.pop("ensemble")) if "ensemble" in tree else None
+    return Evaluation(directory, seeds, baselines, tree, reference_policies, ensemble)
 
 
 def _measures(values: Mapping[str, float | None]) -> dict[str, float]:

@@ -85,9 +85,32 @@ class Encoder(nn.Module, ABC):
     def fit(self, x: Tensor) -> None:
         """Look at the train window's features x[S, N, F], where there is something to choose."""
 
+    def for_export(self) -> nn.Module:
+        """A module x[B, W, N, F] -> z[B, N, D], one window a row: what an exported graph computes.
+
+        It shares the weights, and neither loops nor branches over what it is given.
+        """
+        return _WindowEncoder(self)
+
+    def encode_windows(self, x: Tensor) -> Tensor:
+        """Embed one window a row, all of them at once: x[B, W, N, F] -> z[B, N, D]."""
+        return self._encode(x)[:, 0]
+
     @abstractmethod
     def _encode(self, x: Tensor) -> Tensor:
         """Do the work of `forward` on checked features."""
+
+
+class _WindowEncoder(nn.Module):
+    """An encoder as a module of windows: see `Encoder.for_export`."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x[B, W, N, F] -> z[B, N, D]."""
+        return self.encoder.encode_windows(x)
 
 
 class TimeCNN(Encoder):
@@ -125,6 +148,10 @@ class TimeCNN(Encoder):
         if x.dim() == 4 and len(x) > groups:
             return torch.cat([self._convolve(part) for part in torch.split(x, groups)])
         return self._convolve(x)
+
+    def encode_windows(self, x: Tensor) -> Tensor:
+        """As of any encoder; a graph has no use for chunks."""
+        return self._convolve(x)[:, 0]
 
     def _convolve(self, x: Tensor) -> Tensor:
         """Embed each window of a few assets or groups: [.., S, N, F] -> [.., S-W+1, N, D]."""
@@ -201,16 +228,24 @@ class TransformerEncoder(Encoder):
             parts.append(embed(stretch))
         return torch.cat(parts, dim=-3)
 
+    def encode_windows(self, x: Tensor) -> Tensor:
+        """As of any encoder; nothing is unfolded."""
+        windows = self.embed(x).transpose(1, 2)
+        return self._attend(windows).view(*windows.shape[:2], self.d_model)
+
     def _windows(self, tokens: Tensor) -> Tensor:
         """Embed each window of one chunk: tokens [.., S, N, D] -> [.., S-W+1, N, D]."""
         windows = tokens.unfold(-3, self.window, 1).transpose(-1, -2)
-        shape = windows.shape[:-2]
+        return self._attend(windows).view(*windows.shape[:-2], self.d_model)
+
+    def _attend(self, windows: Tensor) -> Tensor:
+        """Windows [.., W, D] -> [B, 1, D]."""
         h = windows.reshape(-1, self.window, self.d_model) + self.place
         for block in self.blocks[:-1]:
             h = block(h, h)
         h = self.blocks[-1](h[:, -1:], h)
         z: Tensor = self.norm(h)
-        return z.view(*shape, self.d_model)
+        return z
 
 
 class _Block(nn.Module):

@@ -281,6 +281,10 @@ class TrainedRun:
         """Step of the seed's best checkpoint."""
         return self._best(seed).step
 
+    def weights(self, seed: int) -> dict[str, Tensor]:
+        """Weights of the seed's best agent: what `load_policy` takes."""
+        return below_prefix("net.", self._best(seed).tensors)
+
     def policy(self, seed: int) -> Policy:
         """The seed's best agent."""
         data = self.prepared.manifest["content_hash"]
@@ -292,7 +296,7 @@ class TrainedRun:
                 f"than is prepared there now ({data}). Train again."
             )
         torch.set_num_threads(self.config.train.threads)
-        weights = below_prefix("net.", checkpoint.tensors)
+        weights = self.weights(seed)
         n_features = len(self.prepared.names)
         place = _checkpoints(self.path, seed) / "best"
         with blaming(place / TENSORS, "It does not fit the network of config.yaml: train again."):

@@ -176,6 +176,7 @@ def _split(run: Path, name: str) -> SplitData:
     reference_policies = evaluation.reference_policies.values()
     known = [*evaluation.seeds.values(), *evaluation.baselines.values()]
     known += [values for own in reference_policies for values in own.values()]
+    known += [evaluation.ensemble] if evaluation.ensemble is not None else []
     missing = [name for name in LABELS if any(name not in values for values in known)]
     missing += [
         name

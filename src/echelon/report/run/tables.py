@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
+from echelon.backtest.ensemble import ENSEMBLE
 from echelon.evaluation.trust import by_row
 from echelon.ops.measures import LABELS, MeanStd, mean_std
 from echelon.report.pages import Cell, Content, Headline, Named, NotedTable, Table
@@ -124,10 +125,13 @@ def measures_table(split: SplitData, words: Words) -> Table:
 
 
 def seeds_table(split: SplitData, words: Words) -> Table:
-    """A row a measure, a column a seed."""
-    head = [words("measure"), *(words.name(r.key) for r in split.agents)]
+    """A row a measure, a column a seed, and one of their ensemble where it was evaluated."""
+    books = {record.key: record.measures for record in split.agents}
+    if split.evaluation.ensemble is not None:
+        books[ENSEMBLE] = split.evaluation.ensemble
+    head = [words("measure"), *map(words.name, books)]
     rows: list[list[Content]] = [
-        [measure_name(name, words), *(label.format(r.measures[name]) for r in split.agents)]
+        [measure_name(name, words), *(label.format(own[name]) for own in books.values())]
         for name, label in LABELS.items()
     ]
     return Table(head, rows)
