@@ -8,7 +8,8 @@
     ├── DataError                exit 4   the user's data
     │   ├── SourceError                   a source cannot be read or reached
     │   ├── InvalidDataError              rows or columns are wrong; carries the list of problems
-    │   └── UniverseError                 an unknown symbol, or membership that cannot be used
+    │   ├── UniverseError                 an unknown symbol, or membership that cannot be used
+    │   └── StaleBarsError                bars of a time that was decided on, or has gone by
     ├── StoreError               exit 5   the store, a run directory or a prepared set on disk
     │   └── DamagedError                  a file of ours is missing, or not what it should be
     ├── FeatureError             exit 6   a factor that is unknown, misdeclared or misbehaves
@@ -106,6 +107,10 @@ class InvalidDataError(DataError):
 
 class UniverseError(DataError):
     """An unknown symbol, or membership that cannot be used."""
+
+
+class StaleBarsError(DataError):
+    """Bars of a time that was decided on already, or has gone by."""
 
 
 class StoreError(EchelonError):

@@ -9,17 +9,18 @@ Axes: `E` books, `N` assets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.backtest.policy import Policy
+from echelon.backtest.policy import Policy, StatefulPolicy, lookback_of
 from echelon.envs.act import Holdings
 from echelon.envs.world import World
 from echelon.errors import UsageError
 from echelon.market import Rows
+from echelon.states import State, below_prefix, with_prefix
 from echelon.types import Floats
 
 ENSEMBLE = "ensemble"
@@ -46,10 +47,29 @@ class EnsemblePolicy:
             )
         self.name, self.members, self.kind = name, tuple(members), members[0].kind
 
+    @property
+    def lookback(self) -> int:
+        """Of the member that looks back farthest."""
+        return max(map(lookback_of, self.members))
+
     def start(self, world: World, span: range) -> None:
         """Make every member ready."""
         for member in self.members:
             member.start(world, span)
+
+    def state(self) -> State:
+        """Of every member."""
+        parts: State = {}
+        for k, member in enumerate(self.members):
+            if isinstance(member, StatefulPolicy):
+                parts |= with_prefix(f"member.{k}.", member.state())
+        return parts
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from what `state` gave, after `start`."""
+        for k, member in enumerate(self.members):
+            if isinstance(member, StatefulPolicy):
+                member.restore(below_prefix(f"member.{k}.", state))
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[Any]:
         """Ask all members about the same books; the mean of their answers."""

@@ -13,7 +13,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from echelon.errors import ConfigError
 
-SecretName: TypeAlias = Literal["tushare_token", "echelon_redis_url", "echelon_cache_key"]
+SecretName: TypeAlias = Literal[
+    "tushare_token", "echelon_redis_url", "echelon_cache_key", "echelon_token"
+]
 
 
 class Secrets(BaseSettings):
@@ -33,6 +35,8 @@ class Secrets(BaseSettings):
     """the URL of the Redis cache, such as redis://:password@host:6379/0"""
     echelon_cache_key: SecretStr | None = None
     """the key that signs entries of the Redis cache, a long random text"""
+    echelon_token: SecretStr | None = None
+    """the token that clients of the decision service send, a long random text"""
 
     def require(self, name: SecretName) -> SecretStr:
         """Return the secret, or say which environment variable to set and how."""

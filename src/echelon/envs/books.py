@@ -22,7 +22,7 @@ from echelon.envs import act, rewards
 from echelon.envs.act import ActionRule, Holdings
 from echelon.envs.world import World
 from echelon.errors import DataError
-from echelon.market import Book, Execution, Fills, Reason, Rows, new_book, step, step_worked
+from echelon.market import Book, Execution, Fills, Orders, Reason, Rows, new_book, step, step_worked
 from echelon.types import Bools, Floats
 
 RUIN = 1e-6  # a book that is worth less than this share of its initial cash is ruined
@@ -54,7 +54,7 @@ class Books:
         self.rule = rule
         self.reward_config = reward
         self.span = span
-        self._rules = act.rules_for(world.rules, rule.kind)
+        self.rules = act.rules_for(world.rules, rule.kind)
         self._all_buyable = _all_buyable(world, span)
         self._benchmark = _benchmark_returns(world, span) if reward.kind == "excess" else None
         cash = np.full(n_books, world.initial_cash)
@@ -92,27 +92,31 @@ class Books:
         """What the books hold and may do now."""
         return act.holdings(self.world, self.book, self.value, self.row, self.rule)
 
-    def step(self, actions: NDArray[Any]) -> StepResult:
-        """Go one bar on by actions[E,N]: `act.Action`, or target weights (NaN: leave as is)."""
-        assert (self.row < self.span.stop - 1).all(), "a book is past the end of its span"
-        world, before, close = self.world, self.value, self.world.rows.close[self.row]
+    def orders(self, actions: NDArray[Any]) -> tuple[Orders, Bools | None]:
+        """(orders[E,N] of actions[E,N], which buys were left out [E,N]); None: none were."""
+        world, close = self.world, self.world.rows.close[self.row]
         if self.rule.kind == "discrete":
             orders = act.discrete_orders(
                 actions, self.book, self.rule, close, world.rows.lot, world.rules.min_value
             )
         else:
             orders = act.weight_orders(act.cap_weights(actions), self.book, self.value, close)
-        refused = execution = None
-        if not self._all_buyable:
-            buyable = world.present[self.row] & world.member[self.row]
-            orders, refused = act.members_only(orders, buyable)
+        if self._all_buyable:
+            return orders, None
+        return act.members_only(orders, world.present[self.row] & world.member[self.row])
+
+    def step(self, actions: NDArray[Any]) -> StepResult:
+        """Go one bar on by actions[E,N]: `act.Action`, or target weights (NaN: leave as is)."""
+        assert (self.row < self.span.stop - 1).all(), "a book is past the end of its span"
+        world, before, execution = self.world, self.value, None
+        orders, refused = self.orders(actions)
         if world.executor is None:
             stepped = step(
-                self.book, orders, world.rows, self.row, self._rules, fill_open=world.fill_open
+                self.book, orders, world.rows, self.row, self.rules, fill_open=world.fill_open
             )
         else:
             stepped, execution = step_worked(
-                self.book, orders, world.rows, self.row, self._rules, world.executor
+                self.book, orders, world.rows, self.row, self.rules, world.executor
             )
         if refused is not None:
             stepped.fills.reason[refused] = Reason.NOT_MEMBER

@@ -96,7 +96,7 @@ def check_leakage(
     """Run all four tests on the configured features over a stored dataset."""
     tell = step or (lambda _: None)
     store = store.pin_dataset(dataset.name)
-    selection = select(config.features, panel_fields(config, dataset))
+    selection = select(config.features, panel_fields(config, dataset.info))
     request = panel_request(config)
     symbols = request.symbols or tuple(store.symbols(dataset.name)["symbol"])
     if len(symbols) > _MAX_SYMBOLS:  # evenly chosen: the code paths are the same for all
@@ -110,7 +110,9 @@ def check_leakage(
 
     def fresh() -> FeaturePlan:
         # User files are run again each time: what a factor remembers must not cross the cut.
-        return FeaturePlan.from_specs(select(config.features, panel_fields(config, dataset)).specs)
+        return FeaturePlan.from_specs(
+            select(config.features, panel_fields(config, dataset.info)).specs
+        )
 
     leaks = list(_ladder(panel, fresh, config.seed))
     leaking = {leak.name for leak in leaks}

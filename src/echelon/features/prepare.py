@@ -52,6 +52,7 @@ from echelon.files import (
     swap_directory,
     write_json,
 )
+from echelon.sources import SourceInfo
 from echelon.types import Bools, Times
 
 log = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ def prepare(
             missing = ready.manifest["left_out"].items()
             left_out = tuple(LeftOut(name, tuple(fields)) for name, fields in missing)
             return PrepareReport(ready, dataset, True, left_out)
-    selection = select(config.features, panel_fields(config, dataset))
+    selection = select(config.features, panel_fields(config, dataset.info))
     key = cache_key(config, dataset, source_ids(selection))
     caches = open_caches(config.data.cache)
     with exclusive_lock(directory / ".prepare.lock", f"the prepared set in {directory}"):
@@ -192,12 +193,12 @@ def _fetch(caches: Sequence[Cache], key: str, staging: Path) -> int | None:
     return None
 
 
-def panel_fields(config: Config, dataset: Manifest) -> frozenset[str]:
-    """Fields a panel of this dataset will have, without building it."""
-    fields = set(dataset.info.fields) & {"open", "high", "low", "close", "volume"}
-    if has_limits(config.data.limits, dataset.info):
+def panel_fields(config: Config, info: SourceInfo) -> frozenset[str]:
+    """Fields a panel of such a dataset will have, without building it."""
+    fields = set(info.fields) & {"open", "high", "low", "close", "volume"}
+    if has_limits(config.data.limits, info):
         fields.add("limits")
-    if dataset.info.freq != "1d":
+    if info.freq != "1d":
         fields.add("time")
     return frozenset(fields)
 

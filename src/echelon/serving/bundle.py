@@ -180,9 +180,15 @@ class SymbolFacts(TypedDict):
 
 
 class Universe(TypedDict):
-    """Symbols in the order of their columns, and the bars they come in. as_of: the last bar"""
+    """Symbols in the order of their columns, and the bars they come in.
+
+    first: time of the first row that the policy knows; as_of: of the last
+    splits: name → first row and the one after the last, counted from `first`
+    """
 
     dataset: dict[str, str]
+    first: str
+    splits: dict[str, tuple[int, int]]
     freq: Freq
     calendar: str
     timezone: str

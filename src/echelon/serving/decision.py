@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.envs.act import Action, ActionKind, Holdings
+from echelon.envs.act import Action, ActionKind
 from echelon.envs.books import Books
 from echelon.market import Fills, MarketRows, Orders, Reason
 from echelon.market.kernel import trade
@@ -171,7 +171,6 @@ def list_orders(symbols: Sequence[str], tried: Fills, close: Floats) -> tuple[Or
 
 def explain(
     books: Books,
-    held: Holdings,
     wanted: Orders,
     tried: Fills,
     refused: Bools | None,

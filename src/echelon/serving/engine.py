@@ -22,6 +22,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from datetime import date
 from pathlib import Path
@@ -56,6 +57,7 @@ from echelon.features.registry import select
 from echelon.features.stream import FeatureStream
 from echelon.market import Book, Fills, TradedData
 from echelon.market.kernel import mark
+from echelon.market.rows import next_volume
 from echelon.population.policy import HierarchyPolicy
 from echelon.serving.bundle import Bundle
 from echelon.serving.decision import (
@@ -80,7 +82,7 @@ class Account(NamedTuple):
 
     cash: float
     positions: Mapping[str, float]
-    locked: Mapping[str, float] = {}  # noqa: RUF012 (never written to)
+    locked: Mapping[str, float] = {}
 
 
 class _Line(NamedTuple):
@@ -126,7 +128,7 @@ class DecisionEngine:
         request = _request(bundle, until)
         panel = build_panel(opened, name, request)
         facts = stream_facts(opened, name, request, panel.times[-1].item())
-        plan = _plan(bundle, manifest)
+        plan = _plan(bundle, manifest.info)
         first = int(np.searchsorted(panel.times, np.datetime64(bundle.universe["first"], "us")))
         if first >= len(panel.times):
             raise DataError(
@@ -140,7 +142,7 @@ class DecisionEngine:
             present,
             bundle.config,
             splits=_splits(bundle),
-            lookback=lookback_of(bundle.policy()),
+            lookback=_lookback(bundle),
             reasons=facts.reasons,
             costs=float(bundle.config.eval.use_fee),
         )
@@ -167,7 +169,7 @@ class DecisionEngine:
         kind, place = self._panel.kind, f"bars of {time}"
         column = {symbol: n for n, symbol in enumerate(self.symbols)}
         known = [name for name in BAR_FIELDS if name in kind.fields]
-        grids = {name: np.full(len(column), np.nan) for name in known}
+        grids: dict[str, Any] = {name: np.full(len(column), np.nan) for name in known}
         st, seen, problems = np.zeros(len(column), dtype=np.bool_), set[str](), list[Problem]()
 
         def note(row: int, field: str, message: str, remedy: str) -> None:
@@ -312,9 +314,8 @@ class DecisionEngine:
         self._pending = np.array(action)
         wanted, refused = books.orders(action)
         row = int(books.row[0])
-        tried = try_orders(
-            books, wanted, world.next_volume(row), new_session=world.facts.freq == "1d"
-        )
+        volume = next_volume(world.rows, row, self.bundle.config.market.median_days)
+        tried = try_orders(books, wanted, volume, new_session=world.facts.freq == "1d")
         command = policy.command if isinstance(policy, HierarchyPolicy) else None
         close = world.rows.close[row]
         return Decision(
@@ -376,7 +377,7 @@ class DecisionEngine:
             return bars.exogenous
         known = load_exogenous(self.bundle.config, row)
         assert known is not None, "a plan with exogenous series has files of them"
-        return known.values[0]
+        return np.asarray(known.values[0])
 
     def _learn_reasons(self, reasons: Sequence[str | None]) -> None:
         for symbol, before, now in zip(self.symbols, self._panel.reasons, reasons, strict=True):
@@ -400,6 +401,10 @@ def _request(bundle: Bundle, until: date | None) -> PanelRequest:
     return PanelRequest(bundle.symbols, None, until, data.limits, data.delist_after)
 
 
+def _lookback(bundle: Bundle) -> int:
+    return max(lookback_of(bundle.policy()), bundle.config.market.median_days)
+
+
 def _splits(bundle: Bundle) -> dict[str, range]:
     return {name: range(*rows) for name, rows in bundle.universe["splits"].items()}
 
@@ -421,10 +426,10 @@ def _refuse_dataset(bundle: Bundle, manifest: Manifest, store: Path) -> None:
             )
 
 
-def _plan(bundle: Bundle, manifest: Manifest) -> FeaturePlan:
+def _plan(bundle: Bundle, info: SourceInfo) -> FeaturePlan:
     """The columns of X as this version computes them, which must be the bundle's."""
     config = bundle.config
-    specs = select(config.features, panel_fields(config, manifest)).specs
+    specs = select(config.features, panel_fields(config, info)).specs
     names = tuple(bundle.features["names"])
     series = sum(len(getattr(spec, "names", ("",))) for spec in specs)
     plan = FeaturePlan.from_specs(specs, names[series:])
@@ -457,7 +462,7 @@ def _fold_features(
 
 def take_rows(panel: Panel, rows: slice) -> Panel:
     """Some rows of a panel."""
-    parts = {}
+    parts: dict[str, Any] = {}
     for item in fields(panel):
         array = getattr(panel, item.name)
         if isinstance(array, np.ndarray) and item.name != "anchor":
@@ -482,11 +487,9 @@ def _restore_line(bundle: Bundle, parts: State, facts: Mapping[str, Any]) -> _Li
     days = nat.astype("datetime64[D]")
     known = Listings(nat, np.full(n, np.nan), days, days)
     kind = panel_kind(info, symbols, _request(bundle, None))
-    panel = PanelStream(
-        StreamFacts(kind, known, (None,) * n, np.zeros(n, dtype=np.bool_), None)
-    )
+    panel = PanelStream(StreamFacts(kind, known, (None,) * n, np.zeros(n, dtype=np.bool_), None))
     panel.restore(StreamState(below_prefix("panel.", parts), facts["panel"]))
-    plan = _plan(bundle, Manifest.of_info(info))
+    plan = _plan(bundle, info)
     features = FeatureStream(symbols, plan, bundle.scaler)
     features.restore(StreamState(below_prefix("features.", parts), facts["features"]))
     has = facts["world"]
@@ -500,17 +503,16 @@ def _restore_line(bundle: Bundle, parts: State, facts: Mapping[str, Any]) -> _Li
         below_prefix("world.", parts),
         kind_of_world,
         config,
-        lookback=lookback_of(bundle.policy()),
+        lookback=_lookback(bundle),
         costs=float(config.eval.use_fee),
     )
     return _Line(panel, features, world)
 
 
 def _parse_time(text: str) -> np.datetime64:
-    try:
+    time: np.datetime64 = np.datetime64("NaT", "us")
+    with suppress(ValueError):
         time = np.datetime64(text, "us")
-    except ValueError:
-        time = np.datetime64("NaT")
     if np.isnat(time):
         raise DataError(
             f"{text!r} is no time. Write 2020-01-03, or 2020-01-03T09:35 for bars within the day, "

@@ -324,6 +324,8 @@ def _universe(source: _Source) -> Universe:
         "timezone": manifest["timezone"],
         "price_basis": manifest["price_basis"],
         "fields": fields,
+        "first": str(prepared.times[0]),
+        "splits": {n: (s.rows.start, s.rows.stop) for n, s in prepared.splits.items()},
         "as_of": str(prepared.times[-1]),
         "symbols": [
             _symbol(symbol, bool(now), facts.get(symbol, {}))

@@ -37,7 +37,9 @@ from echelon.envs.act import ActionKind, Holdings, weights_of_actions
 from echelon.envs.world import World
 from echelon.errors import DataError
 from echelon.market import Rows
+from echelon.population.policy import HierarchyPolicy
 from echelon.population.reference_policies import HedgeRouter, RouterPolicy
+from echelon.states import State
 from echelon.types import Bools, Floats, Floats32, Ints
 
 Graph = Callable[..., NDArray[Any]]
@@ -117,7 +119,7 @@ class WindowEncoder:
     """An encoder's graph and the embeddings of the last rows it was asked about."""
 
     def __init__(self, graph: Graph, window: int) -> None:
-        self._graph, self._window = graph, window
+        self._graph, self.window = graph, window
         self._rows: FeatureRows | None = None
         self._kept: dict[int, Floats32] = {}
 
@@ -127,8 +129,8 @@ class WindowEncoder:
             self._rows, self._kept = rows, {}
         z = self._kept.get(row)
         if z is None:
-            x = np.ascontiguousarray(rows.x[row - self._window + 1 : row + 1])
-            assert len(x) == self._window, f"row {row} has no window of {self._window} bars"
+            x = np.ascontiguousarray(rows.x[row - self.window + 1 : row + 1])
+            assert len(x) == self.window, f"row {row} has no window of {self.window} bars"
             z = self._graph(x[None])
             if len(self._kept) >= _KEPT_ROWS:
                 del self._kept[next(iter(self._kept))]
@@ -145,9 +147,21 @@ class OnnxPolicy(ABC):
         self.name, self._encoder, self._actor = name, encoder, actor
         self._rows: FeatureRows | None = None
 
+    @property
+    def lookback(self) -> int:
+        """Rows before a book's own that are read: the rest of the window."""
+        return self._encoder.window - 1
+
     def start(self, world: World, span: range) -> None:
         """Nothing is computed ahead: the world may still grow."""
         self.read_from(world)
+
+    def state(self) -> State:
+        """Nothing: a decision depends on the world and the book alone."""
+        return {}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Nothing to take."""
 
     def read_from(self, rows: FeatureRows) -> None:
         """Decide by these features from now on."""
@@ -254,8 +268,6 @@ def _build(
         members = [_build(member, graphs, config, encoders) for member in spec["members"]]
         return EnsemblePolicy(members, spec["name"])
     if spec["kind"] == "hierarchy":
-        from echelon.population.policy import HierarchyPolicy
-
         experts = [_build(expert, graphs, config, encoders) for expert in spec["experts"]]
         router = build_router(spec["router"], graphs)
         return HierarchyPolicy(experts, router, config, spec["seed"], spec["name"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,7 +77,9 @@ def _bar_sets(
         bundle.symbols, None, last.astype("datetime64[D]").item(), data.limits, data.delist_after
     )
     name = bundle.universe["dataset"]["name"]
-    for bars in read_bar_sets(Store(store), name, request, engine.time.item()):
+    behind = engine.time.astype("datetime64[us]").item()
+    assert isinstance(behind, datetime)
+    for bars in read_bar_sets(Store(store), name, request, behind):
         if bars.time <= last:
             yield bars
 

@@ -25,12 +25,8 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 
 from echelon import __version__
-from echelon.errors import EchelonError
-from echelon.serving.engine import (
-    Account,
-    BarsConflictError,
-    DecisionEngine,
-)
+from echelon.errors import EchelonError, StaleBarsError
+from echelon.serving.engine import Account, DecisionEngine
 
 MAX_BODY = 16 * 1024 * 1024
 """Bytes of a request: bars of some 50,000 symbols."""
@@ -154,10 +150,12 @@ def create_app(engine: DecisionEngine, token: str | None) -> FastAPI:
 
     @app.exception_handler(EchelonError)
     async def refuse_bars(_request: Request, error: EchelonError) -> JSONResponse:
-        return _refuse(409 if isinstance(error, BarsConflictError) else 422, str(error))
+        return _refuse(409 if isinstance(error, StaleBarsError) else 422, str(error))
 
     guarded = {"dependencies": [Depends(require_token)]}
-    conflict = {409: {"model": Problem, "description": "bars of a time that has gone by"}}
+    conflict: dict[int | str, dict[str, Any]] = {
+        409: {"model": Problem, "description": "bars of a time that has gone by"}
+    }
 
     @app.post("/v1/bars", responses=_REFUSALS | conflict, **guarded)  # type: ignore[arg-type]
     def push_bars(body: BarsIn, later: BackgroundTasks) -> dict[str, Any]:
@@ -169,9 +167,9 @@ def create_app(engine: DecisionEngine, token: str | None) -> FastAPI:
                 benchmark=body.benchmark,
             )
             account = None if body.account is None else Account(**body.account.model_dump())
-            decision = engine.push(bars, account)
+            decision = engine.answer(bars, account)
             later.add_task(_complete, engine, lock)
-            return decision.to_dict()
+            return decision
 
     @app.get(
         "/v1/decision",
