@@ -252,11 +252,11 @@ class _Source:
         factor = row.factor
         if factor is not None:
             factor = np.where(np.isnan(factor), self._factor, factor)
-        columns = self.lay_out(row, slice(None), close, factor, None)
-        columns |= {"x": x[None], "present": present[None]}
         n = self.n_rows
         if n == len(self._columns["times"].array):
             self._double()
+        columns = self.lay_out(row, slice(None), close, factor, None)
+        columns |= {"x": x[None], "present": present[None]}
         for name, column in self._columns.items():
             column.array[n] = columns[name][0]
         self.n_rows = n + 1
