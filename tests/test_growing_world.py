@@ -434,6 +434,33 @@ def _first_rows(world: World, n: int) -> dict[str, Any]:
     }
 
 
+def test_a_backtest_goes_on_from_a_state_and_can_be_run_again(
+    markets: Callable[..., Market],
+) -> None:
+    market = markets()
+    world, config, span = market.world, market.config, market.world.span("test")
+    live = Live(market, hierarchy, span.start)
+    for _ in range(20):
+        live.step()
+    assert isinstance(live.policy, HierarchyPolicy)
+    policy = hierarchy(config)
+    policy.start(world, span)
+    policy.restore(live.policy.state())
+    rule = ActionRule.from_config(config, "weights")
+    books = Books(world, rule, RewardConfig(), 1, span)
+    books.restore(live.books.state())
+    for _ in range(10):
+        action = policy.decide(books.row, books.holdings())
+        books.step(action)
+        assert_same_bits(action[0], live.step().action, "action")
+    _assert_same_state(policy.state(), live.policy.state())
+    assert policy.record is not None
+    assert policy.record.times[0] == world.times[span.start + 20]
+    whole = run_backtest(policy, world, span, config)
+    again = run_backtest(hierarchy(config), world, span, config)
+    assert_same_bits(whole.actions, again.actions, "actions")
+
+
 def test_command_and_events_are_the_same_after_a_restart(markets: Callable[..., Market]) -> None:
     market = markets()
     start = market.world.span("test").start
