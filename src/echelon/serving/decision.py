@@ -1,9 +1,9 @@
-"""What a decision is: orders under the market's rules, and for every other symbol why there is none.
+"""What a decision is: orders under the market's rules, and why other symbols have none.
 
 The kernel cuts an order when it meets the bar it is filled at. Whoever sends orders to a broker
-needs them before that, so they are tried out on the close of the decision (`try_orders`): lots, least
-values and cash as the kernel has them. What only the next bar knows (its price limits, its halts)
-is left to whoever fills.
+needs them before that, so they are tried out on the close of the decision (`try_orders`): lots,
+least values and cash as the kernel has them. What only the next bar knows (its price limits, its
+halts) is left to whoever fills.
 
 Axes: `N` assets; everything here is of one book.
 """

@@ -9,8 +9,8 @@
    kernel, in the `Books` that backtests step. Whoever trades elsewhere says what is held instead.
 3. The policy decides, `act` makes orders, and symbols without one get a reason (`decision`).
 
-`complete` does what no order waits for (`HierarchyPolicy.complete`). Pushing stored bars is therefore
-a backtest, bit for bit; `replay` shows it. `save` and `restore` go on after a stop with the same bits.
+`complete` does what no order waits for (`HierarchyPolicy.complete`). Pushing stored bars is a
+backtest, bit for bit; `replay` shows it. `save` and `restore` go on after a stop with the same bits.
 
 An engine that fails inside of a push, not by its input, refuses to go on: start it again from its
 file, or from the store. Axes: `N` assets, `F` features; one book.

@@ -160,7 +160,7 @@ class OnnxPolicy(ABC):
         """Nothing: a decision depends on the world and the book alone."""
         return {}
 
-    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:  # noqa: B027 (there is nothing)
         """Nothing to take."""
 
     def read_from(self, rows: FeatureRows) -> None:

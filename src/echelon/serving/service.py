@@ -7,7 +7,7 @@
 
 1. One bar set at a time. It is refused whole, with a reason, or decided on.
 2. The state is on disk before the answer leaves: a restart goes on behind the last answer. The same
-   bars again get the same answer (a client may repeat what it did not hear back from); other bars of
+   bars again get the same answer (a client may repeat what it did not hear back from); others of
    the same time are refused.
 3. What a hierarchy leaves for later (`HierarchyPolicy.complete`) is done after the answer.
 """
