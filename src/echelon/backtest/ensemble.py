@@ -9,7 +9,7 @@ Axes: `E` books, `N` assets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -50,6 +50,23 @@ class EnsemblePolicy:
         """Make every member ready."""
         for member in self.members:
             member.start(world, span)
+
+    @property
+    def lookback(self) -> int:
+        """Rows before a book's own that some member reads; AttributeError where one says nothing."""
+        return max(cast(Any, member).lookback for member in self.members)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """What every member remembers, the names numbered by member."""
+        states = [cast(Any, member).state() for member in self.members]
+        return {f"{k}.{name}": part for k, own in enumerate(states) for name, part in own.items()}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from what `state` gave."""
+        for k, member in enumerate(self.members):
+            head = f"{k}."
+            own = {n.removeprefix(head): part for n, part in state.items() if n.startswith(head)}
+            cast(Any, member).restore(own)
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[Any]:
         """Ask all members about the same books; the mean of their answers."""

@@ -35,7 +35,7 @@ from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.envs.act import ActionKind, Holdings, weights_of_actions
 from echelon.envs.world import World
-from echelon.errors import DataError
+from echelon.errors import DataError, StoreError
 from echelon.market import Rows
 from echelon.population.reference_policies import HedgeRouter, RouterPolicy
 from echelon.types import Bools, Floats, Floats32, Ints
@@ -117,7 +117,7 @@ class WindowEncoder:
     """An encoder's graph and the embeddings of the last rows it was asked about."""
 
     def __init__(self, graph: Graph, window: int) -> None:
-        self._graph, self._window = graph, window
+        self._graph, self.window = graph, window
         self._rows: FeatureRows | None = None
         self._kept: dict[int, Floats32] = {}
 
@@ -127,8 +127,8 @@ class WindowEncoder:
             self._rows, self._kept = rows, {}
         z = self._kept.get(row)
         if z is None:
-            x = np.ascontiguousarray(rows.x[row - self._window + 1 : row + 1])
-            assert len(x) == self._window, f"row {row} has no window of {self._window} bars"
+            x = np.ascontiguousarray(rows.x[row - self.window + 1 : row + 1])
+            assert len(x) == self.window, f"row {row} has no window of {self.window} bars"
             z = self._graph(x[None])
             if len(self._kept) >= _KEPT_ROWS:
                 del self._kept[next(iter(self._kept))]
@@ -148,6 +148,23 @@ class OnnxPolicy(ABC):
     def start(self, world: World, span: range) -> None:
         """Nothing is computed ahead: the world may still grow."""
         self.read_from(world)
+
+    @property
+    def lookback(self) -> int:
+        """Rows before a book's own that are read."""
+        return self._encoder.window - 1
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Nothing: a decision depends on the window and the book alone."""
+        return {}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Nothing to go on from; what another policy left is refused."""
+        if state:
+            raise StoreError(
+                f"{self.name}: remembers nothing, and the saved state has {', '.join(state)}. "
+                "Restore it with the policy it was saved with."
+            )
 
     def read_from(self, rows: FeatureRows) -> None:
         """Decide by these features from now on."""
