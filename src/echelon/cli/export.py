@@ -235,7 +235,7 @@ def _facts(bundle: Bundle) -> Iterator[tuple[str, str]]:
     yield "from data", f"{origin['data']['name']}, content {origin['data']['content_hash'][:12]}"
     code = origin.get("code", "unknown")
     yield "from code", f"{code}, configuration {origin['config_hash'][:12]}"
-    yield "evaluated", _evaluated(origin.get("evaluations", {}))
+    yield "evaluated", _evaluation_lines(origin.get("evaluations", {}))
     yield "proof", _proof(manifest["proof"])
     symbols = bundle.symbols
     some = ", ".join(symbols[:8]) + (" …" if len(symbols) > 8 else "")
@@ -259,7 +259,7 @@ def _facts(bundle: Bundle) -> Iterator[tuple[str, str]]:
         yield "risk control", "on" if config.risk.enabled else "off"
 
 
-def _evaluated(evaluations: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> str:
+def _evaluation_lines(evaluations: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> str:
     lines = [
         f"{split}, seed {seed}: Sharpe {measures.get('sharpe_annual') or float('nan'):.2f} a year"
         for split, seeds in evaluations.items()
