@@ -132,11 +132,11 @@ class PanelStream:
         self._check_shapes(bars)
         self._check_values(bars)
         facts = self._learn(bars)
-        grids = {name: getattr(bars, name)[None] for name in FIELDS if name in facts.kind.fields}
-        if bars.factor is None:
-            grids["factor"] = np.full_like(grids["close"], np.nan)
+        arrays = ((name, getattr(bars, name)) for name in FIELDS)
+        grids = {name: array[None] for name, array in arrays if array is not None}
+        factor = np.full_like(bars.close, np.nan) if bars.factor is None else bars.factor
         fresh = np.isnan(self._state.factor) & ~np.isnan(bars.close)
-        grids["factor"] = np.where(fresh & np.isnan(grids["factor"]), 1.0, grids["factor"])
+        grids["factor"] = np.where(fresh & np.isnan(factor), 1.0, factor)[None]
         st = np.zeros(len(fresh), dtype=np.bool_) if bars.st is None else bars.st
         level = None if facts.benchmark is None else np.array([facts.benchmark])
         rows = RawRows(time[None], grids, st[None], facts.members[None], level)
@@ -238,7 +238,7 @@ class PanelStream:
             raise DataError(f"the benchmark is {level}, expected a positive number.")
 
     def _check_values(self, bars: BarSet) -> None:
-        """Prices that a market can have wherever there is a bar, and nothing where there is none."""
+        """Prices that a market can have where there is a bar, and nothing where there is none."""
         have = [name for name in FIELDS if getattr(bars, name) is not None]
         values = np.stack([getattr(bars, name) for name in have])
         low, high, zero, optional = (column[:, None] for column in _rules(tuple(have)))
