@@ -75,7 +75,7 @@ class InCharge(NamedTuple):
     expert: str
     decided_now: bool
     probabilities: Mapping[str, float] | None
-    masked: tuple[str, ...]
+    masked: list[str]
     position_scale: float
     halted: bool
     turnover_limited: bool
@@ -233,7 +233,7 @@ def name_command(command: Command, experts: Sequence[str]) -> InCharge:
         expert=names[command.in_charge],
         decided_now=command.decided,
         probabilities=None if odds is None else dict(zip(names, odds.tolist(), strict=True)),
-        masked=tuple(n for n, may in zip(names, command.allowed.tolist(), strict=True) if not may),
+        masked=[n for n, may in zip(names, command.allowed.tolist(), strict=True) if not may],
         position_scale=command.scale,
         halted=command.halted,
         turnover_limited=command.turnover_limited,

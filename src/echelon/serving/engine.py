@@ -10,7 +10,7 @@
 3. The policy decides, `act` makes orders, and symbols without one get a reason (`decision`).
 
 `complete` does what no order waits for (`HierarchyPolicy.complete`). Pushing stored bars is a
-backtest, bit for bit; `replay` shows it. `save` and `restore` go on after a stop with the same bits.
+backtest, bit for bit: see `replay`. `save` and `restore` go on after a stop with the same bits.
 
 An engine that fails inside of a push, not by its input, refuses to go on: start it again from its
 file, or from the store. Axes: `N` assets, `F` features; one book.
