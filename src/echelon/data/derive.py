@@ -100,7 +100,7 @@ def derive(
     silent = listed & (session[:, None] - last_bar >= kind.delist_after) & (last_bar >= 0)
     delisted = silent | (dated & ~returned)
     present = listed & ~delisted
-    volume = np.nan_to_num(grids["volume"]) if "volume" in grids else None
+    volume = _zero_where_unknown(grids["volume"]) if "volume" in grids else None
     traded = has_bar if volume is None else has_bar & (volume > 0)
     factor = forward_fill(grids["factor"], state.factor)
     total = forward_fill(close * factor, state.total)
@@ -202,4 +202,8 @@ def _amounts(grids: Mapping[str, Floats], volume: Floats | None) -> Floats | Non
         return None
     close, amount = grids["close"], grids["amount"]
     stand_in = np.zeros_like(close) if volume is None else close * volume
-    return np.nan_to_num(np.where(np.isnan(amount), stand_in, amount))
+    return _zero_where_unknown(np.where(np.isnan(amount), stand_in, amount))
+
+
+def _zero_where_unknown(values: Floats) -> Floats:
+    return np.where(np.isnan(values), 0.0, values)
