@@ -15,7 +15,7 @@ can differ; no other row does.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -157,15 +157,16 @@ class PanelStream:
         if bars.delisted is not None:
             news = bars.delisted.astype("datetime64[D]")
             known = known._replace(delisted=np.where(np.isnat(news), known.delisted, news))
-        facts = replace(self._facts, known=known)
+        old = self._facts
+        reasons, members, level = old.reasons, old.members, old.benchmark
         if bars.reasons is not None:
-            both = zip(bars.reasons, facts.reasons, strict=True)
-            facts = replace(facts, reasons=tuple(old if new is None else new for new, old in both))
+            both = zip(bars.reasons, reasons, strict=True)
+            reasons = tuple(was if news is None else news for news, was in both)
         if bars.members is not None:
-            facts = replace(facts, members=bars.members.copy())
+            members = bars.members.astype(np.bool_)
         if bars.benchmark is not None:
-            facts = replace(facts, benchmark=float(bars.benchmark))
-        return facts
+            level = float(bars.benchmark)
+        return StreamFacts(old.kind, known, reasons, members, level)
 
     def _check_time(self, time: np.datetime64) -> Times:
         """The time as datetime64[us], later than the last and on the grid and the calendar."""
