@@ -53,8 +53,8 @@ class EnsemblePolicy:
 
     @property
     def lookback(self) -> int:
-        """Rows before a book's own that some member reads; AttributeError where one says nothing."""
-        return max(cast(Any, member).lookback for member in self.members)
+        """Rows before a book's own that are read; AttributeError where a member says nothing."""
+        return max(int(cast(Any, member).lookback) for member in self.members)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """What every member remembers, the names numbered by member."""
