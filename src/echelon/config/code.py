@@ -57,7 +57,7 @@ class CodeSection(Section):
     _run_code: RunCode | None = PrivateAttr(default=None)
 
     def __eq__(self, other: object) -> bool:
-        """Of the settings: where they were read is none, and `exclude_defaults` compares by this."""
+        """Of settings alone, not of where they were read: `exclude_defaults` compares by this."""
         if not isinstance(other, CodeSection):
             return NotImplemented
         return type(self) is type(other) and self.__dict__ == other.__dict__
