@@ -11,8 +11,16 @@ from shells import Shell
 from echelon.agents.replay import replay_columns
 from echelon.config import Config, load_config
 from echelon.config import sizes as module
-from echelon.config.sizes import bytes_of_transition, memory_available, refuse_sizes
+from echelon.config.sizes import (
+    SAMPLE_ASSETS,
+    bytes_of_transition,
+    encoder_weights,
+    machine_memory,
+    refuse_sizes,
+)
+from echelon.data.sources.sample import SampleSource
 from echelon.errors import ConfigError
+from echelon.models.encoders import build_encoder
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 GIGABYTE = 10**9
@@ -82,6 +90,49 @@ def test_setting_beyond_memory_is_refused_and_the_number_named_fits(
     refuse_sizes(_config(*more, f"{key}={number}"))
 
 
+@pytest.mark.parametrize("encoder", ["TimeCNN", "Transformer", "TimesNet"])
+@pytest.mark.parametrize("algorithm", ["A2C", "SAC", "TD3", "APG", "HIERARCHY"])
+def test_wide_embedding_of_a_single_layer_is_refused(algorithm: str, encoder: str) -> None:
+    settings = (f"train.algo={algorithm}", f"model.encoder={encoder}", "model.n_layers=1")
+    with pytest.raises(ConfigError, match=r"model\.d_model = 1,000,000 needs at least"):
+        refuse_sizes(_config(*settings, "model.d_model=1000000"))
+    refuse_sizes(_config(*settings, "model.d_model=1024"))
+
+
+@pytest.mark.parametrize("encoder", ["TimeCNN", "Transformer", "TimesNet"])
+@pytest.mark.parametrize("n_layers", [1, 3])
+def test_weights_that_are_counted_are_those_of_the_encoder(encoder: str, n_layers: int) -> None:
+    config = _config(
+        *(f"model.encoder={encoder}", "model.d_model=64", f"model.n_layers={n_layers}"),
+        *("features.stationary.returns=[1, 5]", "features.stationary.volatility=[10]"),
+    )
+    real = sum(weights.numel() for weights in build_encoder(config, 3).parameters())
+    assert 0.8 * real < encoder_weights(config) <= real
+
+
+def test_sample_has_the_symbols_that_are_counted() -> None:
+    (frame,) = SampleSource().frames()
+    assert frame.frame["symbol"].n_unique() == SAMPLE_ASSETS
+
+
+@pytest.mark.parametrize(
+    ("items", "key"),
+    [
+        (("train.books=100000000",), "train.books"),
+        (("train.rollout_steps=100000000",), "train.rollout_steps"),
+        (("train.books=100000000", "train.rollout_steps=100"), "train.books"),
+        (("train.algo=HIERARCHY", "experts.n_experts=100000000"), "experts.n_experts"),
+    ],
+)
+@pytest.mark.parametrize("available", [8, 16, 31, 64])
+def test_setting_that_was_changed_is_the_one_to_lower(
+    items: tuple[str, ...], key: str, available: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "memory_available", lambda: available * GIGABYTE)
+    with pytest.raises(ConfigError, match=rf"^{key} = .* would fit: lower {key}\."):
+        refuse_sizes(_config(*items))
+
+
 @pytest.mark.parametrize(
     ("item", "expected"),
     [
@@ -143,6 +194,6 @@ def test_control_group_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setattr(module, "_text", lambda path: files.get(str(path)))
     monkeypatch.setattr(module.os, "sysconf", lambda _name: 10**6)
-    assert memory_available() == 3 * GIGABYTE
+    assert machine_memory() == 3 * GIGABYTE
     files["/sys/fs/cgroup/memory.max"] = "max"
-    assert memory_available() == 48_000_000 * 1024
+    assert machine_memory() == 48_000_000 * 1024
