@@ -49,6 +49,7 @@ class Need(NamedTuple):
 
 def refuse_sizes(config: Config) -> None:
     """Raise a ConfigError where the machine cannot hold what the configuration asks for."""
+    refuse_processes("trainer.workers", config.trainer.workers, most=_members(config))
     available = memory_available()
     over = []
     for key, bytes_of in _needs(config):
@@ -85,6 +86,37 @@ def refuse_need(need: Need, available: int) -> None:
         f"{need.key} = {need.value:,} needs at least {decimal(needed)} of memory; "
         f"{decimal(available)} are available. {remedy}"
     )
+
+
+def refuse_processes(key: str, workers: int, *, most: int | None = None, each: int = 1) -> None:
+    """Raise a ConfigError where the machine cannot hold so many worker processes.
+
+    most: that are started, however many may be; each: processes of one, with those it starts
+    """
+
+    def bytes_of(n: int) -> int:
+        started = n if most is None else min(n, most)
+        return started * each * WORKER if started > 1 else 0  # one works in this process
+
+    refuse_need(Need(key, workers, bytes_of), machine_memory())
+
+
+def processes_of_job(config: Config) -> int:
+    """Processes that the training of a seed takes: its own, and those its experts live in."""
+    experts = min(config.trainer.workers, _members(config))
+    return 1 + experts if experts > 1 else 1
+
+
+def workers_that_fit(each: int) -> int:
+    """Trainings, of `each` so many processes, that the machine can hold side by side; 1 or more."""
+    return max(1, machine_memory() // (each * WORKER))
+
+
+def _members(config: Config) -> int:
+    """Members of the population; 1 where there is none."""
+    if ALGORITHMS[config.train.algo].memory != "population":
+        return 1
+    return config.experts.n_experts * config.trainer.evolution.members_per_niche
 
 
 def refuse_idle_expert(config: Config) -> None:
@@ -225,8 +257,7 @@ def _learner_bytes(config: Config, n_assets: int, key: str, value: int) -> int:
         rollout = train.books * train.rollout_steps * n_assets * 3 * _FLOAT
         return weights * _LEARNED + parts * encoded + rollout
     heads = expert.hidden * (expert.hidden + width) * 3
-    if memory == "population":
-        heads *= config.experts.n_experts * config.trainer.evolution.members_per_niche
+    heads *= _members(config)
     pretraining = config.pretrain.batch_rows * bar if config.pretrain.enabled else 0
     batch = expert.batch_size * n_assets * width * _FLOAT
     return (encoder + heads) * _LEARNED + max(pretraining, batch) + books
