@@ -241,7 +241,7 @@ def _learner_bytes(config: Config, n_assets: int, key: str, value: int) -> int:
     """What networks, rollouts and batches of a learner take at least, with `value` for `key`."""
     config = _replaced(config, key, value)
     model, train, expert = config.model, config.train, config.expert
-    family, memory = ALGORITHMS[train.algo].family, ALGORITHMS[train.algo].memory
+    family = ALGORITHMS[train.algo].family
     books = train.books * n_assets * 8 * _FLOAT
     if family == "sb3":
         return books
