@@ -239,7 +239,7 @@ def _learner_keys(config: Config) -> Iterator[str]:
 
 def _learner_bytes(config: Config, n_assets: int, key: str, value: int) -> int:
     """What networks, rollouts and batches of a learner take at least, with `value` for `key`."""
-    config = _replaced(config, key, value)
+    config = _with_value(config, key, value)
     model, train, expert = config.model, config.train, config.expert
     family = ALGORITHMS[train.algo].family
     books = train.books * n_assets * 8 * _FLOAT
@@ -290,11 +290,11 @@ def _least_features(config: Config) -> int:
     return max(count, 1)
 
 
-def _replaced(section: SectionT, key: str, value: int) -> SectionT:
+def _with_value(section: SectionT, key: str, value: int) -> SectionT:
     """The section with another value of `a.b.c`, unchecked."""
     name, _, rest = key.partition(".")
     return section.model_copy(
-        update={name: _replaced(getattr(section, name), rest, value) if rest else value}
+        update={name: _with_value(getattr(section, name), rest, value) if rest else value}
     )
 
 
