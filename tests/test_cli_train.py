@@ -434,6 +434,12 @@ def test_runs_are_listed_and_compared(shell: Shell, trained: Trained) -> None:
     assert "2 seeds" in out
     assert "runs/broken/run.json: missing or damaged" in err
     assert max(map(len, out.splitlines())) <= 80
+    for scores, shown in (([-0.001, -0.002], "0.00 ± 0.00"), ([-0.5, -0.5], "-0.50 ± 0.00")):
+        outcomes = [{"seed": k, "best_score": score} for k, score in enumerate(scores)]
+        _rewrite(other / "run.json", outcomes=outcomes)
+        out, _ = shell.works("runs", "list", "runs/group")
+        assert f" {shown}" in out
+        assert "-0.00" not in out
     out, err = shell.works("runs", "compare", "runs/one", "runs/group/two")
     rows = [line for line in out.splitlines() if "Sharpe (annual)" in line]
     assert len(rows) == 1

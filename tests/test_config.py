@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from echelon.config import Config, fingerprint, load_config, to_yaml
 from echelon.errors import ConfigError
@@ -174,6 +177,74 @@ def test_scaler_fitted_elsewhere_than_on_train_is_refused() -> None:
 def test_bare_on_and_off_are_understood_as_limits() -> None:
     assert load_config(overrides=["data.limits=on"]).data.limits == "on"
     assert load_config(overrides=["data.limits=off"]).data.limits == "off"
+
+
+def _numeric_settings(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Keys of all settings that are a number and nothing else, or several of them."""
+    for name, field in model.model_fields.items():
+        hint = field.annotation
+        if isinstance(hint, type) and issubclass(hint, BaseModel):
+            yield from _numeric_settings(hint, f"{prefix}{name}.")
+        elif re.search(r"\b(int|float)\b", text := str(hint)) and not re.search(r"bool|str", text):
+            yield prefix + name
+
+
+NUMERIC = list(_numeric_settings(Config))
+
+
+@pytest.mark.parametrize("key", NUMERIC)
+def test_truth_value_is_no_number(key: str) -> None:
+    for value in ("yes", "off", "true", "[on, 5]"):
+        with pytest.raises(ConfigError, match=rf"{key}: expected a number, found (true|false)"):
+            load_config(overrides=[f"{key}={value}"])
+
+
+def test_settings_that_are_numbers_are_many() -> None:
+    assert len(NUMERIC) > 150
+    assert {"seed", "window", "buy_pct", "train.books", "features.indicators.sma"} <= set(NUMERIC)
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ("seed=010", r"seed: '010' may be octal or decimal; write 10"),
+        ("train.gamma=00", r"write 0"),
+        ("window=1:30", r"window: .*valid integer.*found '1:30'"),
+        ("buy_pct=0:30.5", r"buy_pct: .*valid number.*found '0:30.5'"),
+        ("train.total_env_steps=1.5e0", r"total_env_steps: .*valid integer.*found '1.5e0'"),
+        ("train.total_env_steps=1e30", r"total_env_steps: .*found '1e30'"),
+        ("features.indicators.sma=[010]", r"sma: '010' .*write 10"),
+        ("walk_forward.first_test=no", r"first_test: expected a date, found false"),
+        ("split.train=[off, 2000-01-01]", r"split.train: expected a date, found false"),
+    ],
+)
+def test_number_that_yaml_reads_in_its_own_way_is_refused(item: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        load_config(overrides=[item])
+
+
+@pytest.mark.parametrize(
+    "text", ["1e6", "1.0e6", "1.0e+6", "1E6", "1000000", "1_000_000", "1000000.0"]
+)
+def test_whole_number_can_be_written_as_a_power_of_ten(text: str) -> None:
+    assert load_config(overrides=[f"train.total_env_steps={text}"]).train.total_env_steps == 10**6
+    assert load_config(overrides=[f"features.indicators.sma=[{text}]"]).features.indicators.sma == (
+        10**6,
+    )
+
+
+def test_texts_that_look_like_old_numbers_stay_texts() -> None:
+    config = load_config(overrides=["assets=[000001, 600000.SH, 1e6]", "train.lr_actor=1e-3"])
+    assert config.assets == ("000001", "600000.SH", "1e6")
+    assert config.train.lr_actor == 1e-3
+
+
+@pytest.mark.parametrize("key", ["data", "market", "trainer.evolution"])
+def test_section_without_settings_is_named(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{key}: expected a mapping of settings, found nothing"):
+        load_config(overrides=[f"{key}=null"])
+    with pytest.raises(ConfigError, match=rf"{key}: expected a mapping of settings, found 5"):
+        load_config(overrides=[f"{key}=5"])
 
 
 def test_macd_whose_fast_is_slow_is_refused() -> None:

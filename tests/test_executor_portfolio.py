@@ -25,7 +25,7 @@ from echelon.evaluation.evaluate import evaluate, load_evaluation
 from echelon.evaluation.test_access import Look
 from echelon.execution.days import Days
 from echelon.execution.history import History
-from echelon.execution.policies import ExecutionPolicy, Twap, Vwap, run_orders
+from echelon.execution.policies import SCHEDULES, ExecutionPolicy, Twap, Vwap, run_orders
 from echelon.execution.portfolio import (
     AlignedDays,
     IntradayExecutor,
@@ -428,6 +428,18 @@ def test_one_line_works_a_daily_backtest_through_the_day(line: Line) -> None:
     assert {name: told[name] for name in shown} == pytest.approx(shown, abs=1e-6)
     assert run.cash_share.min() >= 0.0
     assert world.ledger["fill"] == "worked through the next day by twap, every 6 ticks"
+
+
+def test_every_schedule_can_work_the_orders_of_a_portfolio(line: Line) -> None:
+    prices = {}
+    for name in SCHEDULES:
+        world = line.world(f"market.executor={name}")
+        run = run_backtest(Moving("m"), world, world.span("valid"), line.config)
+        assert run.execution is not None
+        assert world.ledger["fill"] == f"worked through the next day by {name}, every 6 ticks"
+        prices[name] = run.fills.price[run.fills.shares != 0.0]
+        assert len(prices[name]) > 20
+    assert not np.array_equal(prices["almgren_chriss"][:20], prices["twap"][:20])
 
 
 def test_immediate_fills_beside_the_days_bars_stay_the_same_and_tell_their_costs(

@@ -113,6 +113,7 @@ HARMS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "empty X": ("X.npy", lambda p: os.truncate(p / "X.npy", 0)),
     "X is a pipe": ("X.npy", _lay_pipe),
     "odd manifest": ("manifest.json", lambda p: write_json(p / "manifest.json", {"format": 1})),
+    "empty manifest": ("manifest.json", lambda p: write_json(p / "manifest.json", {})),
     "manifest of a list": ("manifest.json", lambda p: write_json(p / "manifest.json", [1])),
     "no splits": ("splits.json", lambda p: (p / "splits.json").unlink()),
 }
@@ -373,3 +374,16 @@ def test_every_manifest_key_is_typed(tmp_path: Path, bars_file: Path) -> None:
     run = prepared_run(tmp_path / "run", bars_file)
     tree = json.loads((run / "prepared" / "manifest.json").read_text())
     assert set(tree) == set(prepared_module.PreparedManifest.__annotations__)
+
+
+def test_run_that_does_not_say_what_it_was_trained_on_is_warned_about_once(
+    shell: Shell, run: Path
+) -> None:
+    _, err = shell.works("evaluate", "run", "--split", "valid")
+    assert "does not say which prepared set" not in err
+    facts = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    del facts["prepared"]
+    write_json(run / "run.json", facts)
+    _, err = shell.works("evaluate", "run", "--split", "valid")
+    assert err.count("does not say which prepared set") == 1
+    assert "run.json" in err

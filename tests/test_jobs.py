@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from echelon import stopping, workers
 from echelon.errors import DataError, TrainingError
 from echelon.stopping import SIGNALS
-from echelon.workers import Failure, Report, ShouldStop, run_jobs
+from echelon.workers import Failure, Report, ShouldStop, run_jobs, start_worker
 
 
 def _odd_job(job: str, report: Report, _should_stop: ShouldStop) -> str:
@@ -62,6 +64,25 @@ def _wait(job: str, report: Report, should_stop: ShouldStop) -> str:
         time.sleep(0.01)
     Path(job).with_suffix(".ended").touch()
     return job
+
+
+def test_signal_while_workers_are_started_starts_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    def start(*args: Any, **kwargs: Any) -> workers.Worker:
+        worker = start_worker(*args, **kwargs)
+        started.append(worker)
+        signal.raise_signal(signal.SIGTERM)
+        monkeypatch.setattr(stopping, "_ONE_REQUEST_SECONDS", 60.0)  # so that more are no harm
+        return worker
+
+    monkeypatch.setattr(workers, "start_worker", start)
+    done = run_jobs(_wait, [str(tmp_path / f"{k}.job") for k in range(4)], workers=3)
+    assert done.stopped
+    assert len(started) == 1
+    assert done.results == [str(tmp_path / "0.job"), None, None, None]
 
 
 def _seen(directory: Path, pattern: str, count: int) -> bool:

@@ -11,7 +11,7 @@ from markets import CONFIGS, SPLITS, make_bars
 from shells import Shell, tiny
 
 from echelon.config import fingerprint, load_config, to_yaml
-from echelon.config.market import CALENDARS
+from echelon.config.market import ALIASES, CALENDARS
 from echelon.envs.world import rules_of, world_of
 from echelon.errors import ConfigError
 from echelon.features import prepare
@@ -77,8 +77,12 @@ def test_other_names_of_presets_give_the_same_hash(other: str, name: str) -> Non
 
 
 def test_unknown_preset_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"market\.preset: .*'auto'.*'cn'"):
-        load_config(None, ["market.preset=nasdaq"])
+    with pytest.raises(ConfigError, match=r"market\.preset: no preset is called 'xetra'") as caught:
+        load_config(None, ["market.preset=xetra"])
+    for name in ("auto", *PRESETS, *ALIASES):
+        assert name in str(caught.value)
+    with pytest.raises(ConfigError, match=r"'ashar'; did you mean 'ashare'\? There are auto, us"):
+        load_config(None, ["market.preset=ashar"])
 
 
 def test_confirmation_changes_no_hash_and_older_hashes_stay() -> None:

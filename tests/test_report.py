@@ -730,6 +730,23 @@ def test_summary_without_a_fact_is_named(run: Path, tmp_path: Path, name: str) -
         write_report(copy)
 
 
+@pytest.mark.parametrize("name", ["hit_rate", "sharpe_annual", "cost_share"])
+def test_measure_that_an_older_evaluation_lacks_is_shown_as_a_dash(
+    run: Path, page: str, tmp_path: Path, name: str
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy")
+    for path in (copy / "evaluations").glob("*/summary.json"):
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        for books in (tree["seeds"], tree["baselines"]):
+            for measures in books.values():
+                del measures[name]
+        path.write_text(json.dumps(tree), encoding="utf-8")
+    evaluation = load_evaluation(copy, "test")
+    assert math.isnan(evaluation.over_seeds(name).mean)
+    assert all(math.isnan(values[name]) for values in evaluation.baselines.values())
+    assert html_of(copy).count("–") > page.count("–")
+
+
 def test_missing_training_log_is_named(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "copy")
     shutil.rmtree(copy / "seeds" / "43")

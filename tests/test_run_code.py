@@ -13,17 +13,27 @@ from pathlib import Path
 import polars as pl
 import pytest
 import yaml
-from shells import Shell, tiny
+from markets import CONFIGS, SPLITS
+from shells import TINY, Shell, tiny
 from test_execution_training import SHORT, flags
 from typer.testing import CliRunner
 
 from echelon.cli.app import app, main
-from echelon.config import load_config, load_run_config, override_config, user_code
+from echelon.config import (
+    Config,
+    fingerprint,
+    load_config,
+    load_run_config,
+    override_config,
+    to_yaml,
+    user_code,
+)
 from echelon.errors import StoreError, UsageError
 from echelon.evaluation.ablation import Ablation, Variant, VariantSetting
 from echelon.evaluation.comparison import Comparison
 from echelon.evaluation.walkforward import WalkForward, plan_walk
 from echelon.features.registry import select
+from echelon.training.run import training_hash
 
 FACTOR = """
 from pathlib import Path
@@ -35,6 +45,8 @@ Path({marker!r}).touch()
 def mine(bars):
     return bars.close
 """
+HASHES = ["f447320a7578f10d", "c538d4757b7a65f3"]
+"""Of training with the defaults and with qtmrl.yaml: runs that exist are known by them."""
 EXTENSION = """
 from pathlib import Path
 from echelon.execution import execution_feature
@@ -306,6 +318,42 @@ def test_whose_code_it_is_survives_copies_overrides_and_processes(
     assert user_code(config) == ()
     assert user_code(plain) == (stranger.code,)
     assert config.model_dump() == plain.model_dump()
+
+
+@pytest.mark.parametrize("name", [None, *sorted(path.name for path in CONFIGS.glob("*.yaml"))])
+def test_configuration_read_from_a_run_equals_the_user_s_own(
+    name: str | None, tmp_path: Path
+) -> None:
+    own = load_config(None if name is None else CONFIGS / name)
+    (tmp_path / "config.yaml").write_text(to_yaml(own), encoding="utf-8")
+    read = load_run_config(tmp_path / "config.yaml")
+    assert read.features.run_code is not None
+    assert read.execution.run_code is not None
+    assert training_hash(read) == training_hash(own)
+    assert fingerprint(read) == fingerprint(own)
+    assert read == own
+    assert hash(read.features) == hash(own.features)
+    # What identifies an execution run (see `ExecutionTraining`).
+    for section in ("execution", "split"):
+        assert getattr(read, section).model_dump() == getattr(own, section).model_dump()
+    assert override_config(read, ["features.calendar=true"]) != own
+    assert read.features != read.execution
+
+
+def test_training_hash_of_the_defaults_is_what_it_was() -> None:
+    hashes = [training_hash(config) for config in (Config(), load_config(CONFIGS / "qtmrl.yaml"))]
+    assert [value[:16] for value in hashes] == HASHES
+
+
+def test_run_of_default_features_is_evaluated_and_resumed(shell: Shell, bars_file: Path) -> None:
+    settings = [item for item in TINY if not item.startswith("features.")]
+    data = ("data.source=parquet", f"data.path={bars_file}", SPLITS)
+    words = [word for item in (*data, *settings) for word in ("-o", item)]
+    shell.works("train", *words, "--output-dir", "run", "--seeds", "1")
+    shell.works("evaluate", "run", "--split", "valid")
+    shell.works("train", "--resume", "run", "-o", "train.total_env_steps=1200")
+    result = json.loads((Path("run") / "seeds" / "42" / "result.json").read_text("utf-8"))
+    assert result["step"] >= 1200
 
 
 def _move(run: Path, **places: Path) -> None:

@@ -36,6 +36,12 @@ def test_alias_bomb_is_refused_at_once(tmp_path: Path) -> None:
     assert time.perf_counter() - begin < 2.0
 
 
+def test_numbers_are_decimal_or_say_what_they_are() -> None:
+    text = "[10, -3, 1_000, 0x10, 0b11, 0, 2.5, 1.0e+3, .5, 010, 1:30, 1:30.5, 1e3]"
+    numbers = [10, -3, 1000, 16, 3, 0, 2.5, 1000.0, 0.5]
+    assert parse_yaml(text, "here") == [*numbers, "010", "1:30", "1:30.5", "1e3"]
+
+
 @pytest.mark.parametrize("deep", ["[" * 100_000, "{a: " * 60_000, "a:\n" + "- " * 50_000])
 def test_deep_nesting_is_refused(deep: str) -> None:
     begin = time.perf_counter()
@@ -73,7 +79,6 @@ def test_size_and_number_of_values_are_bounded(tmp_path: Path) -> None:
         ("2020-01-01: 1", "'2020-01-01' cannot be a key"),
         ("a: " + "9" * 100_000, "is too long for a number"),
         ("a: 0x" + "f" * 10_000, "is too long for a number"),
-        ("a: 1" + ":59" * 10_000, "is too long for a number"),
         ("a: 0x" + "f" * 17, "does not fit into 64 bits"),
         ("a: 2001-12-14 21:59:43 -99:99", "cannot be read"),
         ('a: "\\ud800"', "U+D800"),

@@ -345,7 +345,8 @@ def _run_in_workers(
                     waiting.clear()
                     for worker in running:
                         worker.send(None)
-                while waiting and len(running) < workers:
+                # A signal while they are started: the others are not.
+                while waiting and len(running) < workers and not stopped():
                     idle = [worker for worker in idle if worker.process.is_alive()]
                     worker = idle.pop() if idle else start_worker(_do_jobs, task)
                     k = waiting.pop(0)

@@ -80,7 +80,7 @@ def _run_steps(batch: RunBatch, course: Course, given: options.RunOptions) -> No
     from echelon.training.loop import Outcome, Progress
 
     members = f"{batch.member}s"
-    workers = given.workers or options.default_workers(batch.base)
+    workers = options.worker_count(given.workers, batch.base)
     with progress_bar(f"preparing {members}") as bar:
         prepare_runs(batch, course, quarantine=given.quarantine, on_run=bar.show)
     # In a line; where the runs' rules differ, in a line for each that is another.

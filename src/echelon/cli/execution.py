@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -230,7 +229,7 @@ def prove(
             directory,
             names,
             sizes,
-            workers=workers or os.cpu_count() or 1,
+            workers=options.worker_count(workers),
             command=this_command(),
             overwrite=overwrite,
             on_report=PartsDisplay(bar, plan_execution(names, sizes)),

@@ -70,13 +70,25 @@ Seeds = Annotated[
         "--seeds", min=1, max=MOST_SEEDS, help="How many seeds to train; default: train.seeds."
     ),
 ]
+
+
+def _refuse_workers(workers: int | None) -> int | None:
+    """Before anything is made: `worker_count` knows the configuration too."""
+    from echelon.config.sizes import refuse_processes
+
+    if workers is not None:
+        refuse_processes("--workers", workers)
+    return workers
+
+
 Workers = Annotated[
     int | None,
     typer.Option(
         "--workers",
         min=1,
         max=MOST_PROCESSES,
-        help="How many to train at a time; default: one per core.",
+        callback=_refuse_workers,
+        help="How many to train at a time; default: one per core, as memory allows.",
     ),
 ]
 Overwrite = Annotated[
@@ -165,9 +177,16 @@ def read_config(
     return tree
 
 
-def default_workers(config: Config) -> int:
-    """One agent per core, or per `train.threads` of them."""
-    return max(1, (os.cpu_count() or 1) // config.train.threads)
+def worker_count(workers: int | None, config: Config | None = None) -> int:
+    """How many to train at a time: --workers, or one per core, or per `train.threads` of them."""
+    from echelon.config.sizes import processes_of_job, refuse_processes, workers_that_fit
+
+    each = 1 if config is None else processes_of_job(config)
+    if workers is None:
+        threads = 1 if config is None else config.train.threads
+        return min(max(1, (os.cpu_count() or 1) // threads), workers_that_fit(each))
+    refuse_processes("--workers", workers, each=each)
+    return workers
 
 
 def trust_flags(config: Config) -> str:

@@ -45,7 +45,7 @@ def _line(path: Path, parent: Path) -> tuple[str, ...]:
     facts = run.facts()
     scores, best = [outcome["best_score"] for outcome in facts.get("outcomes", [])], ""
     if scores:
-        mean, std = mean_std(scores)
+        mean, std = (round(value, 2) + 0.0 for value in mean_std(scores))  # never -0.00
         several = len(scores) > 1
         best = f"{mean:.2f} ± {std:.2f}\n{len(scores)} seeds" if several else f"{mean:.2f}\n1 seed"
     return (

@@ -123,7 +123,7 @@ def train_all_seeds(
 
         done = train_seeds(
             jobs,
-            workers=given.workers or options.default_workers(config),
+            workers=options.worker_count(given.workers, config),
             on_progress=on_progress,
             train=train or train_seed,
         )

@@ -56,6 +56,12 @@ class CodeSection(Section):
 
     _run_code: RunCode | None = PrivateAttr(default=None)
 
+    def __eq__(self, other: object) -> bool:
+        """Of settings alone, not of where they were read: `exclude_defaults` compares by this."""
+        if not isinstance(other, CodeSection):
+            return NotImplemented
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
     @property
     def run_code(self) -> RunCode | None:
         """Which run directory the section was read from; None: the user's own configuration."""

@@ -138,6 +138,9 @@ def _explain(error: ValidationError, where: str) -> str:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
             message = f"unknown key {key!r}; {hint}"
+        elif item["type"] == "model_type":
+            what = "nothing: remove the key or fill it in" if given is None else repr(given)
+            message = f"expected a mapping of settings, found {shorten(what, 80)}"
         elif item["type"] != "value_error" and not isinstance(given, dict):
             message += f" (found {shorten(repr(given), 80)})"
         place = ": ".join([where, *([".".join(loc)] if loc else [])])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -46,7 +47,13 @@ def _preset_name(value: object) -> object:
     if not isinstance(value, str):
         return value
     name = value.strip().lower()
-    return ALIASES.get(name, name)
+    names = get_args(PresetSetting)
+    if name in names or name in ALIASES:
+        return ALIASES.get(name, name)
+    near = difflib.get_close_matches(name, (*names, *ALIASES), n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    known = ", ".join((*names, *(f"{alias} (is {preset})" for alias, preset in ALIASES.items())))
+    raise ValueError(f"no preset is called {shorten(value, 40)!r}{hint} There are {known}")
 
 
 class MarketConfig(Section):
@@ -92,11 +99,11 @@ class MarketConfig(Section):
     """Share of the last price lost at a delisting whose reason is unknown."""
     median_days: PositiveInt = 20
     """Bars of the trailing median that stands in for volume in fills at the open."""
-    executor: Literal["immediate", "twap", "vwap", "learned"] = "immediate"
+    executor: Literal["immediate", "twap", "vwap", "almgren_chriss", "learned"] = "immediate"
     """How orders meet the day after the decision. immediate: at its open, at once. The others work
     them through its ticks, for which `executor_dataset` has the bars: evenly, by the volume profile
-    of the train days, or by a learned policy. Agents learn with immediate fills; validation,
-    evaluation and reports use the executor."""
+    of the train days, by Almgren and Chriss's curve (`execution.kappa`), or by a learned policy.
+    Agents learn with immediate fills; validation, evaluation and reports use the executor."""
     executor_dataset: str | None = None
     """Dataset of the store with intraday bars of the same symbols. Orders for days it lacks are
     filled at the open, and counted. With an immediate executor it changes no fill: what the fills

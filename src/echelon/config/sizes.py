@@ -10,17 +10,18 @@ that would fit.
 from __future__ import annotations
 
 import importlib
-import math
 import os
 import resource
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rich.filesize import decimal
 
+from echelon.config._base import Section
 from echelon.config.algorithms import ALGORITHMS
 from echelon.config.tree import Config
 from echelon.errors import ConfigError
@@ -30,6 +31,12 @@ _LEARNED = 4 * _FLOAT
 """Bytes of a learned weight: itself, its gradient and Adam's two means."""
 _BAR = 64
 """Bytes of a bar in memory: eight fields, as a panel has them."""
+WORKER = 450_000_000
+"""Bytes of a worker process before it has done anything: torch, and what it is handed."""
+SAMPLE_ASSETS = 20
+"""Symbols of the bundled sample."""
+
+SectionT = TypeVar("SectionT", bound=Section)
 
 
 class Need(NamedTuple):
@@ -42,17 +49,28 @@ class Need(NamedTuple):
 
 def refuse_sizes(config: Config) -> None:
     """Raise a ConfigError where the machine cannot hold what the configuration asks for."""
+    refuse_processes("trainer.workers", config.trainer.workers, most=_members(config))
     available = memory_available()
     over = []
     for key, bytes_of in _needs(config):
-        value = attrgetter(key)(config)
-        most = max(value) if isinstance(value, tuple) else value
+        most = _largest(config, key)
         if bytes_of(most) > available:
             over.append(Need(key, most, bytes_of))
-    if over:
-        # Of settings that multiply, the one to lower is the one furthest from what would fit.
-        fits = {need: _fitting(need, available) for need in over}
-        refuse_need(max(over, key=lambda need: need.value / (fits[need] or math.inf)), available)
+    if not over:
+        return
+    # Of settings that multiply, the one to lower is the one furthest from its default.
+    defaults = Config()
+
+    def blame(need: Need) -> tuple[bool, float]:
+        return _fitting(need, available) > 0, need.value / max(_largest(defaults, need.key), 1)
+
+    refuse_need(max(over, key=blame), available)
+
+
+def _largest(config: Config, key: str) -> int:
+    """The value of a setting; of several numbers the largest."""
+    value = attrgetter(key)(config)
+    return max(value, default=0) if isinstance(value, tuple) else int(value)
 
 
 def refuse_need(need: Need, available: int) -> None:
@@ -68,6 +86,37 @@ def refuse_need(need: Need, available: int) -> None:
         f"{need.key} = {need.value:,} needs at least {decimal(needed)} of memory; "
         f"{decimal(available)} are available. {remedy}"
     )
+
+
+def refuse_processes(key: str, workers: int, *, most: int | None = None, each: int = 1) -> None:
+    """Raise a ConfigError where the machine cannot hold so many worker processes.
+
+    most: that are started, however many may be; each: processes of one, with those it starts
+    """
+
+    def bytes_of(n: int) -> int:
+        started = n if most is None else min(n, most)
+        return started * each * WORKER if started > 1 else 0  # one works in this process
+
+    refuse_need(Need(key, workers, bytes_of), machine_memory())
+
+
+def processes_of_job(config: Config) -> int:
+    """Processes that the training of a seed takes: its own, and those its experts live in."""
+    experts = min(config.trainer.workers, _members(config))
+    return 1 + experts if experts > 1 else 1
+
+
+def workers_that_fit(each: int) -> int:
+    """Trainings, of `each` so many processes, that the machine can hold side by side; 1 or more."""
+    return max(1, machine_memory() // (each * WORKER))
+
+
+def _members(config: Config) -> int:
+    """Members of the population; 1 where there is none."""
+    if ALGORITHMS[config.train.algo].memory != "population":
+        return 1
+    return config.experts.n_experts * config.trainer.evolution.members_per_niche
 
 
 def refuse_idle_expert(config: Config) -> None:
@@ -108,7 +157,17 @@ def refuse_settings(config: Config) -> None:
 
 
 def memory_available() -> int:
-    """Bytes that can still be had: of memory, its control group (less its cache) and ulimit."""
+    """Bytes that this process can still have: of the machine, and of its ulimit."""
+    known = [machine_memory()]
+    ceiling, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if ceiling != resource.RLIM_INFINITY:
+        pages = (_text(Path("/proc/self/statm")) or "0").split()[0]
+        known.append(max(ceiling - int(pages) * os.sysconf("SC_PAGE_SIZE"), 0))
+    return min(known)
+
+
+def machine_memory() -> int:
+    """Bytes that all processes together can still have: of memory and its control group."""
     known = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     meminfo = _numbers(Path("/proc/meminfo"))
     if "MemAvailable:" in meminfo:
@@ -121,10 +180,6 @@ def memory_available() -> int:
         if (most := _number(directory / limit)) is not None:
             given_back = _numbers(directory / "memory.stat").get(cache, 0)
             known.append(max(most - (_number(directory / used) or 0) + given_back, 0))
-    ceiling, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if ceiling != resource.RLIM_INFINITY:
-        pages = (_text(Path("/proc/self/statm")) or "0").split()[0]
-        known.append(max(ceiling - int(pages) * os.sysconf("SC_PAGE_SIZE"), 0))
     return min(known)
 
 
@@ -135,36 +190,15 @@ def bytes_of_transition(n_assets: int, *, behaviour: bool = False) -> int:
 
 
 def _needs(config: Config) -> Iterator[tuple[str, Callable[[int], int]]]:
-    data, model, train = config.data, config.model, config.train
-    synthetic = data.source == "synthetic"
-    n_assets = len(config.assets) or (data.synthetic.n_symbols if synthetic else 1)
-    if synthetic:
-        market, a_day = data.synthetic, data.synthetic.minutes_per_day
-        day = {"1d": 1, "5min": -(-a_day // 5), "1min": a_day}[data.freq]
-        yield "data.synthetic.minutes_per_day", lambda n: n * 8 * 64
-        bars = market.n_days * day * _BAR
-        yield "data.synthetic.n_symbols", lambda n: n * bars + a_day * 8
-        bars_of_day = market.n_symbols * day * _BAR
-        yield "data.synthetic.n_days", lambda n: n * bars_of_day + a_day * 8
-
-    def encoder(width: int, layers: int) -> int:
-        inner = max(layers - 1, 0) * 3 * width * width  # TimeCNN reads three rows at once
-        return (inner + width * model.hidden) * _LEARNED
-
-    yield "model.d_model", lambda n: encoder(n, model.n_layers)
-    yield "model.n_layers", lambda n: encoder(model.d_model, n)
-    yield "model.hidden", lambda n: n * (n + model.d_model) * _LEARNED
-    if model.encoder != "TimeCNN":  # whose positions are learned
-        yield "window", lambda n: n * model.d_model * _LEARNED
+    data, model = config.data, config.model
+    known = {"synthetic": data.synthetic.n_symbols, "sample": SAMPLE_ASSETS}
+    n_assets = len(config.assets) or known.get(data.source, 1)
+    if data.source == "synthetic":
+        yield from _synthetic_needs(config)
+    for key in _learner_keys(config):
+        yield key, partial(_learner_bytes, config, n_assets, key)
     if config.lora.enabled:
         yield "lora.rank", lambda n: 2 * n * model.d_model * _LEARNED
-    if ALGORITHMS[train.algo].memory == "rollout":
-        # A rollout keeps, of each book and asset, what was held and what was done.
-        each = n_assets * 3 * _FLOAT
-        yield "train.books", lambda n: n * train.rollout_steps * each
-        yield "train.rollout_steps", lambda n: n * train.books * each
-    else:
-        yield "train.books", lambda n: n * n_assets * 8 * _FLOAT
     yield from _expert_needs(config, n_assets)
     learner, state = config.execution.learner, config.execution.hidden * _FLOAT
     yield "execution.hidden", lambda n: n * n * 6 * _LEARNED
@@ -173,17 +207,104 @@ def _needs(config: Config) -> Iterator[tuple[str, Callable[[int], int]]]:
     yield "execution.learner.memory", lambda n: n * 16 * _FLOAT
 
 
+def _synthetic_needs(config: Config) -> Iterator[tuple[str, Callable[[int], int]]]:
+    market, a_day = config.data.synthetic, config.data.synthetic.minutes_per_day
+    day = {"1d": 1, "5min": -(-a_day // 5), "1min": a_day}[config.data.freq]
+    yield "data.synthetic.minutes_per_day", lambda n: n * 8 * 64
+    bars = market.n_days * day * _BAR
+
+    def symbols(n: int) -> int:
+        learner = _learner_bytes(config, len(config.assets) or n, "seed", config.seed)
+        return max(n * bars + a_day * 8, learner)
+
+    yield "data.synthetic.n_symbols", symbols
+    bars_of_day = market.n_symbols * day * _BAR
+    yield "data.synthetic.n_days", lambda n: n * bars_of_day + a_day * 8
+
+
+def _learner_keys(config: Config) -> Iterator[str]:
+    """Settings that the size of networks, rollouts and batches depends on."""
+    family, memory = ALGORITHMS[config.train.algo].family, ALGORITHMS[config.train.algo].memory
+    if family == "sb3":  # whose networks are its own
+        yield "train.books"
+        return
+    yield from ("model.d_model", "model.n_layers", "window", "train.books")
+    if family == "flat":
+        yield from ("model.hidden", "train.rollout_steps", "train.offset_groups")
+        return
+    yield from ("expert.hidden", "expert.batch_size", "pretrain.batch_rows")
+    if memory == "population":
+        yield from ("experts.n_experts", "trainer.evolution.members_per_niche")
+
+
+def _learner_bytes(config: Config, n_assets: int, key: str, value: int) -> int:
+    """What networks, rollouts and batches of a learner take at least, with `value` for `key`."""
+    config = _with_value(config, key, value)
+    model, train, expert = config.model, config.train, config.expert
+    family = ALGORITHMS[train.algo].family
+    books = train.books * n_assets * 8 * _FLOAT
+    if family == "sb3":
+        return books
+    width, encoder = model.d_model, encoder_weights(config)
+    # Bytes that a bar of all assets leaves in an encoder for its gradient: what its last layer
+    # says and its gate, the gate's sigmoid and the product, or as much of a block.
+    bar = n_assets * 4 * width * _FLOAT
+    if family == "flat":
+        parts = 1 if model.shared_encoder else 2
+        weights = parts * (encoder + width * model.hidden) + model.hidden**2
+        # A group's bars are encoded once; of each book and asset, what was held and what was done.
+        encoded = train.rollout_steps * train.offset_groups * bar
+        rollout = train.books * train.rollout_steps * n_assets * 3 * _FLOAT
+        return weights * _LEARNED + parts * encoded + rollout
+    heads = expert.hidden * (expert.hidden + width) * 3
+    heads *= _members(config)
+    pretraining = config.pretrain.batch_rows * bar if config.pretrain.enabled else 0
+    batch = expert.batch_size * n_assets * width * _FLOAT
+    return (encoder + heads) * _LEARNED + max(pretraining, batch) + books
+
+
+def encoder_weights(config: Config) -> int:
+    """Weights of the encoder at least: of features, only those that every dataset has are counted.
+
+    An encoder that is not listed has a first layer.
+    """
+    features, window, width = _least_features(config), config.window, config.model.d_model
+    layers = config.model.n_layers
+    match config.model.encoder:
+        case "TimeCNN":  # three rows at once, twice for the gate
+            return 6 * features * width + (layers - 1) * 6 * width**2
+        case "Transformer":
+            return (features + window) * width + layers * 8 * width**2
+        case "TimesNet":  # nine taps from the width to a quarter of it, and back
+            return (6 * features + window) * width + layers * 18 * width * (width // 4)
+    return features * width
+
+
+def _least_features(config: Config) -> int:
+    """Features that a close alone gives; other data have more."""
+    features = config.features
+    count = 5 if features.ohlcv else 0
+    count += sum(len(periods) for periods in (features.indicators.sma, features.indicators.ema))
+    if features.wants_stationary:
+        count += len(features.stationary.returns) + len(features.stationary.volatility)
+    return max(count, 1)
+
+
+def _with_value(section: SectionT, key: str, value: int) -> SectionT:
+    """The section with another value of `a.b.c`, unchecked."""
+    name, _, rest = key.partition(".")
+    return section.model_copy(
+        update={name: _with_value(getattr(section, name), rest, value) if rest else value}
+    )
+
+
 def _expert_needs(config: Config, n_assets: int) -> Iterator[tuple[str, Callable[[int], int]]]:
     memory, expert, experts = ALGORITHMS[config.train.algo].memory, config.expert, config.experts
     if memory in (None, "rollout"):
         return
-    width, d_model = expert.hidden, config.model.d_model
     if memory == "replay":
         each = bytes_of_transition(n_assets)
         yield "expert.buffer_size", lambda n: n * each
-    batch = n_assets * d_model * _FLOAT
-    yield "expert.batch_size", lambda n: n * batch
-    yield "expert.hidden", lambda n: n * (n + d_model) * 3 * _LEARNED
     if memory == "horizon":
         books = config.train.books * n_assets * _FLOAT
         yield "expert.horizon", lambda n: n * books
@@ -193,12 +314,7 @@ def _expert_needs(config: Config, n_assets: int) -> Iterator[tuple[str, Callable
     if sharing.enabled and not sharing.on_disk:
         shared = bytes_of_transition(n_assets, behaviour=True)
         yield "experts.sharing.buffer_size", lambda n: n * shared
-    network = width * (width + d_model) * 3 * _LEARNED
-    members = config.trainer.evolution.members_per_niche
-    yield "experts.n_experts", lambda n: n * members * network
-    niches = experts.n_experts * network
-    yield "trainer.evolution.members_per_niche", lambda n: n * niches
-    yield "experts.skill_dim", lambda n: n * width * _LEARNED
+    yield "experts.skill_dim", lambda n: n * expert.hidden * _LEARNED
     seen = experts.n_experts * len(router.horizons) * _FLOAT
     yield "meta_router.n_steps", lambda n: n * seen
     yield "meta_router.n_envs", lambda n: n * n_assets * experts.n_experts * 8

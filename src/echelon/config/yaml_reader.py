@@ -5,7 +5,9 @@ A stranger may have written what is read, so all of it is bounded before anythin
 - a file's size, the number of its values and how deep they nest;
 - no aliases (`*name`) and no merge keys: a few hundred bytes of them stand for gigabytes;
 - no tags (`!!python/…`): a value is a text, a number, a truth value, a date or nothing;
-- keys are names, each given once; numbers fit into 64 bits; texts hold no control characters.
+- keys are names, each given once; numbers fit into 64 bits; texts hold no control characters;
+- numbers are decimal, or say what they are (0x, 0b): `010` and `1:30` are texts, of which YAML 1.1
+  would make 8 and 90.
 
 Whatever is wrong is a ConfigError with the line it is in.
 """
@@ -26,7 +28,16 @@ MAX_VALUES = 20_000
 MAX_DEPTH = 20
 _STRANGE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """What no path, symbol or name holds: a control character, half a surrogate pair."""
-_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_NUMBERS = {
+    "tag:yaml.org,2002:int": re.compile(
+        r"[-+]?(?:0|[1-9][0-9_]*|0b[01_]+|0x[0-9a-fA-F_]+)\Z",
+    ),
+    "tag:yaml.org,2002:float": re.compile(
+        r"(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+][0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"
+    ),
+}
+"""What is a number: YAML 1.1's patterns but for octal and sexagesimal ones."""
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -88,6 +99,12 @@ class _StrictLoader(yaml.SafeLoader):
                 raise _problem(key_node, f"key {_quote(key)} is given twice")
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
+
+
+_StrictLoader.yaml_implicit_resolvers = {
+    first: [(tag, _NUMBERS.get(tag, pattern)) for tag, pattern in resolvers]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

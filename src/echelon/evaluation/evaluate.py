@@ -53,7 +53,7 @@ from echelon.evaluation.trust import (
     read_saved,
 )
 from echelon.files import exclusive_lock, finite_values, read_json, write_json
-from echelon.ops.measures import MeanStd, mean_std
+from echelon.ops.measures import LABELS, MeanStd, mean_std
 from echelon.population.record import CommandRecord, record_of, remove_record
 from echelon.population.reference_policies import reference_policies_of, sort_reference_policies
 from echelon.runs.directory import RunFacts
@@ -238,4 +238,6 @@ def load_evaluation(run: Path, split: str) -> Evaluation:
 
 
 def _measures(values: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: math.nan if v is None else float(v) for name, v in values.items()}
+    """Those of a file; one that came after it was written is NaN, since to measure is to look."""
+    known = {name: math.nan if v is None else float(v) for name, v in values.items()}
+    return dict.fromkeys(LABELS, math.nan) | known

@@ -120,7 +120,8 @@ class Prepared:
         tree: dict[str, Any] = read_json(path, dict, PREPARE_AGAIN)
         if tree.get("format") != PREPARED_FORMAT:
             raise StoreError(
-                f"{self.path}: written by another version of Echelon. Run `echelon prepare`."
+                f"{path}: of format {shorten(tree.get('format'), 20)}, expected {PREPARED_FORMAT}: "
+                f"damaged, or written by another version of Echelon. {PREPARE_AGAIN}"
             )
         manifest: PreparedManifest = read_json(path, PreparedManifest, PREPARE_AGAIN)
         if "facts_hash" in tree and tree["facts_hash"] != facts_hash(tree):

@@ -9,6 +9,7 @@ evaluations/    by split (`echelon evaluate`)
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import platform
 import subprocess
 import sys
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from echelon.config import Config
 
 _REMEDY = "Start the run again."
+log = logging.getLogger(__name__)
+
 _LIBRARIES = ("numpy", "polars", "pyarrow", "numba", "torch", "skfolio")
 
 
@@ -102,7 +105,14 @@ class RunDirectory:
         if not self.is_trained or not (self.path / "run.json").is_file():
             return None
         prepared = self.facts().get("prepared")
-        return prepared if isinstance(prepared, str) else None
+        if isinstance(prepared, str):
+            return prepared
+        log.warning(
+            "%s: does not say which prepared set the agents were trained on (`prepared`), so only "
+            "the set's own manifest vouches for it",
+            self.path / "run.json",
+        )
+        return None
 
     def evaluated_splits(self) -> list[str]:
         """Splits the run was evaluated on, in the order of time."""

@@ -21,7 +21,6 @@ from echelon.config import Config, load_run_config
 from echelon.errors import StoreError, UsageError
 from echelon.evaluation.evaluate import Evaluation, load_evaluation
 from echelon.evaluation.trust import load_trust
-from echelon.ops.measures import LABELS
 from echelon.population.record import CommandRecord, PopulationHistory, has_record, record_files
 from echelon.population.reference_policies import HEDGE, expert_key
 from echelon.report.charts.chart import BASELINES
@@ -174,11 +173,7 @@ def gather(run: Path, splits: Sequence[str] | None) -> RunData:
 def _split(run: Path, name: str) -> SplitData:
     evaluation = load_evaluation(run, name)
     reference_policies = evaluation.reference_policies.values()
-    known = [*evaluation.seeds.values(), *evaluation.baselines.values()]
-    known += [values for own in reference_policies for values in own.values()]
-    known += [evaluation.ensemble] if evaluation.ensemble is not None else []
-    missing = [name for name in LABELS if any(name not in values for values in known)]
-    missing += [
+    missing = [
         name
         for name in (HEDGE, expert_key(0))
         if any(name not in own for own in reference_policies)
