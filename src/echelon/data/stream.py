@@ -132,7 +132,8 @@ class PanelStream:
         self._check_shapes(bars)
         self._check_values(bars)
         facts = self._learn(bars)
-        grids = {name: getattr(bars, name)[None] for name in FIELDS if name in facts.kind.fields}
+        given = {name: getattr(bars, name) for name in FIELDS}
+        grids = {name: values[None] for name, values in given.items() if values is not None}
         if bars.factor is None:
             grids["factor"] = np.full_like(grids["close"], np.nan)
         fresh = np.isnan(self._state.factor) & ~np.isnan(bars.close)
