@@ -22,8 +22,9 @@ def decide(bars: dict[str, Any], url: str = "http://127.0.0.1:8321") -> dict[str
     """Send the bars of one time; sending them again is safe and gets the same answer."""
     headers = {"Authorization": f"Bearer {os.environ['ECHELON_TOKEN']}"}
     headers["Content-Type"] = "application/json"
-    request = urllib.request.Request(f"{url}/v1/bars", json.dumps(bars).encode(), headers)
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    data = json.dumps(bars).encode()
+    request = urllib.request.Request(f"{url}/v1/bars", data, headers)  # noqa: S310 (http, ours)
+    with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
         decision: dict[str, Any] = json.load(answer)
     return decision
 

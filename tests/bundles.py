@@ -15,7 +15,8 @@ from echelon.training.run import Training, Worlds, ready, seed_directory
 
 EXPORTED = tuple(name for name, algo in ALGORITHMS.items() if algo.family != "sb3")
 _TINY = (
-    *("assets=[AAPL, MSFT, NVDA, JNJ]", "window=6", "seed=1", "logging.tensorboard=false"),
+    "assets=[AAPL, MSFT, NVDA, JNJ]",
+    *("window=6", "seed=1", "logging.tensorboard=false"),
     *("model.d_model=8", "model.n_layers=1", "model.hidden=8", "expert.hidden=8"),
     *("pretrain.epochs=1", "train.books=4", "train.total_env_steps=96"),
     *("train.validate_every_steps=48", "eval.baselines=[cash, equal_weight]"),
@@ -35,7 +36,16 @@ def trained_run(
 ) -> Path:
     """A run directory with a best checkpoint of every seed."""
     settings = (*_TINY, *_FAMILY[ALGORITHMS[algo].family], f"train.algo={algo}", *overrides)
-    run = prepared_run(directory, bars, *settings)
+    return train_prepared(prepared_run(directory, bars, *settings), seeds)
+
+
+def tiny_settings(algo: str) -> tuple[str, ...]:
+    """Overrides that train an algorithm for a moment."""
+    return (*_TINY[1:], *_FAMILY[ALGORITHMS[algo].family], f"train.algo={algo}")
+
+
+def train_prepared(run: Path, seeds: Sequence[int] = (1,)) -> Path:
+    """Train the seeds of a run directory that is prepared."""
     config = load_config(run / "config.yaml")
     worlds = Worlds.from_prepared(Prepared.open(run), config)
     for seed in seeds:

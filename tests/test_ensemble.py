@@ -37,6 +37,14 @@ class Says:
     def decide(self, row: np.ndarray, held: Holdings) -> np.ndarray:
         return self._answer
 
+    lookback = 5
+
+    def state(self) -> dict[str, Any]:
+        return {"started": np.array([self.started])}
+
+    def restore(self, state: Any) -> None:
+        self.started = int(state["started"][0])
+
     def probabilities(self, row: np.ndarray, held: Holdings) -> np.ndarray:
         return self._answer
 
@@ -73,6 +81,15 @@ def test_every_member_is_started_and_one_alone_decides_as_by_itself() -> None:
     backtest = run_backtest(ensemble, world, range(10, 20), make_config())
     assert members[0].started == 2
     np.testing.assert_allclose(backtest.actions[0], [0.2, 0.3, 0.1])
+
+
+def test_what_members_remember_is_saved_and_restored_each_to_its_own() -> None:
+    saved, fresh = ([Says("weights", [0.1]) for _ in range(2)] for _ in range(2))
+    saved[0].started, saved[1].started = 3, 7
+    ensemble = EnsemblePolicy(fresh)
+    ensemble.restore(EnsemblePolicy(saved).state())
+    assert [member.started for member in fresh] == [3, 7]
+    assert ensemble.lookback == 5
 
 
 def test_policies_that_act_in_different_ways_are_not_averaged() -> None:

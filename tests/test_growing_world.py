@@ -6,15 +6,14 @@ import io
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from datetime import date, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import polars as pl
 import pytest
-from markets import CONFIGS, FrameSource
+from a_shares import import_a_shares
+from markets import CONFIGS
 from numpy.typing import NDArray
 
 from echelon.backtest.baselines import make_baseline
@@ -23,8 +22,6 @@ from echelon.backtest.run import run_backtest
 from echelon.config import Config, load_config
 from echelon.config.agents import RewardConfig
 from echelon.data.build import build_panel
-from echelon.data.calendars import sessions
-from echelon.data.importing import import_source
 from echelon.data.panel import Panel
 from echelon.data.store import Store
 from echelon.envs import ActionRule, Books, World, world_of
@@ -41,8 +38,6 @@ from echelon.population.router_task import MarketSums, add_market_rows, market_v
 from echelon.runs.registry import TrialRegistry, Window, new_entry
 from echelon.types import Floats
 
-SYMBOLS = ("600000.SH", "000001.SZ", "688981.SH", "300750.SZ", "600001.SH", "000002.SZ")
-FIRST, LAST = date(2023, 3, 1), date(2023, 12, 29)
 SETTINGS = (
     *("data.source=store", "data.dataset=m", "assets=[]", "data.delist_after=20", "window=5"),
     *("features.indicators={sma: [5]}", "features.stationary.enabled=false", "market.preset=cn"),
@@ -111,77 +106,8 @@ def cut(panel: Panel, rows: slice) -> Panel:
     return replace(panel, **arrays)
 
 
-def a_share_times(freq: str) -> list[datetime]:
-    if freq == "1d":
-        return [t.item() for t in sessions("XSHG", FIRST, LAST)]
-    open_at = [timedelta(hours=9, minutes=35 + 5 * k) for k in range(24)]
-    open_at += [timedelta(hours=13, minutes=5 + 5 * k) for k in range(24)]
-    days = sessions("XSHG", date(2023, 8, 23), date(2023, 8, 30))
-    return [day.item() + minute for day in days for minute in open_at]
-
-
-def a_share_bars(freq: str, basis: str) -> pl.DataFrame:
-    """Random walks with splits or dividends, suspensions, a late listing and two that leave."""
-    rng = np.random.default_rng(5)
-    times = a_share_times(freq)
-    n = len(times)
-    frames = []
-    for k, symbol in enumerate(SYMBOLS):
-        total = 20 * np.exp(np.cumsum(rng.standard_t(4, n) * 0.02))
-        step = np.ones(n)
-        step[rng.choice(np.arange(3, n), 6, replace=False)] = rng.choice([1.013, 1.4, 10 / 9.7], 6)
-        factor = np.cumprod(step)
-        close = np.round(total / factor if basis == "raw" else total, 2)
-        keep = rng.random(n) >= 0.05
-        if k == 1:
-            keep[15:40] = False  # suspended as X begins
-        if k == 2:
-            keep[: n // 3] = False
-        if k >= 4:
-            keep[n - n // (2 * k) :] = False
-        frames.append(
-            pl.DataFrame(
-                {
-                    "time": times,
-                    "symbol": [symbol] * n,
-                    "open": np.round(close * np.exp(rng.normal(0, 0.01, n)), 2),
-                    "high": close * 1.1,
-                    "low": close * 0.9,
-                    "close": close,
-                    "volume": rng.integers(0, 300_000, n).astype(float),
-                    "factor": factor,
-                }
-            ).filter(pl.Series(keep))
-        )
-    return pl.concat(frames)
-
-
 def make_market(path: Path, freq: str, basis: str, *overrides: str) -> Market:
-    bars = a_share_bars(freq, basis)
-    last = bars["time"].max()
-    leaves = [bars.filter(pl.col("symbol") == s)["time"].max().date() for s in SYMBOLS[4:]]
-    day = timedelta(days=1)
-    instruments = pl.DataFrame(
-        {
-            "symbol": SYMBOLS,
-            "delisted": [None] * 4 + [leaves[0] + day, leaves[1] + day],
-            "reason": [None] * 4 + ["merger", None],
-        }
-    )
-    membership = pl.DataFrame(
-        {
-            "symbol": [*SYMBOLS, SYMBOLS[0]],
-            "start": [date(2020, 1, 1)] * 6 + [date(2023, 11, 1)],
-            "end": [date(2023, 10, 9), *[None] * 6],
-        },
-        schema_overrides={"start": pl.Date, "end": pl.Date},
-    )
-    index = pl.DataFrame({"time": [datetime(2023, 4, 20), last], "close": [100.0, 110.0]})
-    info = {"freq": freq, "calendar": "XSHG", "timezone": "Asia/Shanghai", "price_basis": basis}
-    source = FrameSource(
-        bars, instruments=instruments, membership=membership, benchmark=index, **info
-    )
-    import_source(source, Store(path / "store"), "m")
+    import_a_shares(path / "store", freq, basis)
     places = (f"data.store={path}/store", f"data.cache.dir={path}/cache")
     split = DAYS if freq == "1d" else MINUTES
     config = load_config(CONFIGS / "qtmrl.yaml", [*SETTINGS, split, *places, *overrides])
@@ -432,6 +358,33 @@ def _first_rows(world: World, n: int) -> dict[str, Any]:
     return {name: getattr(world, name)[:n] for name in per_row} | {
         "rows": world.rows._replace(**cut_rows)
     }
+
+
+def test_a_backtest_goes_on_from_a_state_and_can_be_run_again(
+    markets: Callable[..., Market],
+) -> None:
+    market = markets()
+    world, config, span = market.world, market.config, market.world.span("test")
+    live = Live(market, hierarchy, span.start)
+    for _ in range(20):
+        live.step()
+    assert isinstance(live.policy, HierarchyPolicy)
+    policy = hierarchy(config)
+    policy.start(world, span)
+    policy.restore(live.policy.state())
+    rule = ActionRule.from_config(config, "weights")
+    books = Books(world, rule, RewardConfig(), 1, span)
+    books.restore(live.books.state())
+    for _ in range(10):
+        action = policy.decide(books.row, books.holdings())
+        books.step(action)
+        assert_same_bits(action[0], live.step().action, "action")
+    _assert_same_state(policy.state(), live.policy.state())
+    assert policy.record is not None
+    assert policy.record.times[0] == world.times[span.start + 20]
+    whole = run_backtest(policy, world, span, config)
+    again = run_backtest(hierarchy(config), world, span, config)
+    assert_same_bits(whole.actions, again.actions, "actions")
 
 
 def test_command_and_events_are_the_same_after_a_restart(markets: Callable[..., Market]) -> None:

@@ -20,7 +20,7 @@ from echelon.backtest.run import run_backtest
 from echelon.config import Config
 from echelon.config.agents import ENCODERS, ModelConfig
 from echelon.envs.act import Holdings
-from echelon.errors import ConfigError, DamagedError, DataError
+from echelon.errors import ConfigError, DamagedError, DataError, StoreError
 from echelon.models.actor_critic import ActorCritic
 from echelon.models.encoders import build_encoder
 from echelon.models.expert import ExpertActor
@@ -235,6 +235,16 @@ def test_world_that_grows_is_read_at_each_decision(networks: tuple[Graph, Graph,
         growing.x, growing.present = world.x[: row + 1], world.present[: row + 1]
         expected = whole.decide(at(row), held)
         np.testing.assert_array_equal(policy.decide(at(row), held), expected)
+
+
+def test_graph_policy_looks_back_one_window_and_remembers_nothing(
+    networks: tuple[Graph, Graph, Graph],
+) -> None:
+    policy = OnnxWeightPolicy(WindowEncoder(networks[0], W), networks[2])
+    assert policy.lookback == W - 1
+    policy.restore(policy.state())
+    with pytest.raises(StoreError, match="remembers nothing, and the saved state has trust"):
+        policy.restore({"trust": np.zeros(1)})
 
 
 def test_features_that_are_no_numbers_are_refused_and_not_traded(

@@ -53,6 +53,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "walk-forward": walk_forward.walk_forward,
     "report": evaluate.report,
     "export": export.export,
+    "serve": export.serve,
     "prove": prove.prove,
     "study": prove.study,
     "demo": demo.demo,

@@ -1,8 +1,8 @@
-"""`echelon export` and `echelon bundle`: a trained run as a bundle, and what a bundle is."""
+"""`echelon export`, `bundle` and `serve`: a trained run as a bundle, and what decides by one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,14 +10,22 @@ import typer
 
 from echelon.cli.console import add_row, out, set_up_logging, text_table
 from echelon.cli.options import Level, Overwrite, TrustCode
+from echelon.errors import EchelonError, UsageError
 
 if TYPE_CHECKING:
     from echelon.serving.bundle import Bundle, Proof
+    from echelon.serving.engine import DecisionEngine
 
 app = typer.Typer(help="Look at a bundle and verify it.", no_args_is_help=True)
 
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Directory of a bundle.")]
 _Router = Literal["learned", "fixed_share"]
+_Store = Annotated[
+    Path | None,
+    typer.Option("--store", help="Store with the history; default: the configuration's."),
+]
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_LEAST_TOKEN = 16
 
 
 def export(
@@ -87,6 +95,124 @@ def verify(bundle: BundlePath, log_level: Level = "INFO") -> None:
     )
 
 
+@app.command()
+def replay(
+    bundle: BundlePath,
+    run: Annotated[Path, typer.Option("--run", help="The run that it was exported from.")],
+    store: _Store = None,
+    bars: Annotated[int, typer.Option("--bars", min=2, help="Bars to replay, the last ones.")] = 21,
+    trust_code: TrustCode = None,
+    log_level: Level = "INFO",
+) -> None:
+    """Push the end of the validation window through the engine; it must equal the backtest.
+
+    Decisions, fills and equity are compared bit for bit. Exit code 1 where anything differs.
+    """
+    set_up_logging(log_level)
+    replay_bundle(bundle, run, bars, store, trust_code or ())
+
+
+def replay_bundle(
+    path: Path,
+    run: Path,
+    bars: int,
+    store: Path | None = None,
+    trust_code: Sequence[Path] = (),
+) -> None:
+    """Replay a bundle's policy on the validation window of its run, and say what came out."""
+    from echelon.envs.world import world_of
+    from echelon.features import Prepared
+    from echelon.runs import RunDirectory
+    from echelon.serving.bundle import load_bundle
+    from echelon.serving.replay import replay, session_rows
+
+    bundle = load_bundle(path, trust_code=trust_code)
+    prepared = Prepared.open(run, RunDirectory(run).trained_on())
+    if prepared.manifest["content_hash"] != bundle.manifest["origin"]["prepared"]:
+        raise UsageError(f"--run {run}: not the run that {path} was exported from.")
+    config = bundle.config
+    world = world_of(prepared, config, costs=float(config.eval.use_fee))
+    rows = session_rows(world, world.span("valid"), bars)
+    done = replay(bundle, config.data.store if store is None else store, world, rows)
+    if done.differences:
+        some = "\n".join(done.differences[:10])
+        raise EchelonError(f"the engine differs from the backtest:\n{some}")
+    typer.echo(
+        f"replayed {done.bars} bars, {str(done.first)[:16]} to {str(done.last)[:16]}, with "
+        f"{done.orders} orders: decisions, fills and equity equal the backtest bit for bit "
+        f"({1e3 * done.seconds / done.bars:.1f} ms a bar)"
+    )
+
+
+def serve(
+    bundle: BundlePath,
+    store: _Store = None,
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", help="File of the engine's state; default: BUNDLE.state."),
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port.")] = 8321,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Listen on an address that others reach.")
+    ] = False,
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Ask for no token; loopback only.")
+    ] = False,
+    trust_code: TrustCode = None,
+    log_level: Level = "INFO",
+) -> None:
+    """Answer bars with decisions over HTTP, on this machine, to whoever has the token.
+
+    The token is the environment variable ECHELON_TOKEN. The engine warms up on the history in the
+    store, or goes on from its state file where there is one.
+    """
+    from echelon.config.secrets import Secrets
+
+    set_up_logging(log_level)
+    loopback = host in _LOOPBACK
+    if not loopback and not allow_remote:
+        raise UsageError(
+            f"--host {host}: others can reach that address. Add --allow-remote if that is meant, "
+            "and put a proxy with TLS before it; or leave --host out."
+        )
+    if no_token and not loopback:
+        raise UsageError(f"--no-token: --host {host} is not a loopback address. Set a token.")
+    token = None if no_token else Secrets().require("echelon_token").get_secret_value()
+    if token is not None and len(token) < _LEAST_TOKEN:
+        raise UsageError(f"ECHELON_TOKEN has fewer than {_LEAST_TOKEN} characters: make it longer.")
+    try:
+        import uvicorn
+
+        from echelon.serving.service import create_app
+    except ImportError as error:
+        raise UsageError(f"serving needs the extra `serving` ({error}).") from None
+    engine = open_engine(bundle, store, state, trust_code or ())
+    typer.echo(
+        f"serving {bundle} ({engine.bundle.manifest['policy']}) on http://{host}:{port}, up to "
+        f"{str(engine.time)[:16]}"
+    )
+    # With the lifespan off, Ctrl-C and SIGTERM end it without a word.
+    uvicorn.run(
+        create_app(engine, token), host=host, port=port, log_level="warning", lifespan="off"
+    )
+
+
+def open_engine(
+    path: Path, store: Path | None, state: Path | None, trust_code: Sequence[Path]
+) -> DecisionEngine:
+    """The engine of a bundle: from its state file, or behind the history of the store."""
+    from echelon.serving.bundle import load_bundle
+    from echelon.serving.engine import DecisionEngine
+
+    bundle = load_bundle(path, trust_code=trust_code)
+    file = path.with_name(f"{path.name}.state") if state is None else state
+    if file.exists():
+        return DecisionEngine.restore(bundle, file)
+    place = bundle.config.data.store if store is None else store
+    return DecisionEngine.from_store(bundle, place, state=file)
+
+
 def print_bundle(bundle: Bundle) -> None:
     """What a bundle is, in a table."""
     table = text_table("", "bundle", str(bundle.path))
@@ -109,7 +235,7 @@ def _facts(bundle: Bundle) -> Iterator[tuple[str, str]]:
     yield "from data", f"{origin['data']['name']}, content {origin['data']['content_hash'][:12]}"
     code = origin.get("code", "unknown")
     yield "from code", f"{code}, configuration {origin['config_hash'][:12]}"
-    yield "evaluated", _evaluated(origin.get("evaluations", {}))
+    yield "evaluated", _evaluation_lines(origin.get("evaluations", {}))
     yield "proof", _proof(manifest["proof"])
     symbols = bundle.symbols
     some = ", ".join(symbols[:8]) + (" …" if len(symbols) > 8 else "")
@@ -133,7 +259,7 @@ def _facts(bundle: Bundle) -> Iterator[tuple[str, str]]:
         yield "risk control", "on" if config.risk.enabled else "off"
 
 
-def _evaluated(evaluations: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> str:
+def _evaluation_lines(evaluations: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> str:
     lines = [
         f"{split}, seed {seed}: Sharpe {measures.get('sharpe_annual') or float('nan'):.2f} a year"
         for split, seeds in evaluations.items()

@@ -100,22 +100,15 @@ def derive(
     silent = listed & (session[:, None] - last_bar >= kind.delist_after) & (last_bar >= 0)
     delisted = silent | (dated & ~returned)
     present = listed & ~delisted
-    volume = np.nan_to_num(grids["volume"]) if "volume" in grids else None
+    volume = _zero_where_unknown(grids["volume"]) if "volume" in grids else None
     traded = has_bar if volume is None else has_bar & (volume > 0)
     factor = forward_fill(grids["factor"], state.factor)
     total = forward_fill(close * factor, state.total)
     opening = np.searchsorted(session, session)  # first row of the bar's own session, if here
     before = _totals_before(session, opening, total, state)
     listing = _listing_sessions(times, session, first_day, known.listed, state.listing)
-    pre_close = band = up = down = None
-    if kind.limits:
-        pre_close = before / factor
-        if "pre_close" in grids:
-            pre_close = np.where(np.isnan(grids["pre_close"]), pre_close, grids["pre_close"])
-        since = sessions_since_listing(session, first_day, known.listed, listing)
-        band = limits.bands(times, kind.symbols, rows.st, since)
-        band = np.where(np.isnan(pre_close) | ~present, np.nan, band)
-        up, down = limits.limit_prices(pre_close, band)
+    since = sessions_since_listing(session, first_day, known.listed, listing)
+    limited = _limits(kind, rows, before / factor, since, present)
     panel = Panel(
         times=times,
         symbols=kind.symbols,
@@ -136,17 +129,30 @@ def derive(
         volume=volume,
         amount=_amounts(grids, volume),
         factor=factor if "factor" in kind.fields else None,
-        pre_close=pre_close,
-        band=band,
-        limit_up=up,
-        limit_down=down,
         benchmark=rows.benchmark,
+        **limited,
     )
     left = RowState(
         *(times[-1], first_day, int(session[-1]), last_bar[-1], listing, returned[-1]),
         *(factor[-1], total[-1], before[-1]),
     )
     return panel, left
+
+
+def _limits(
+    kind: PanelKind, rows: RawRows, reference: Floats, since: Ints, present: Bools
+) -> dict[str, Floats]:
+    """[T,N] reference price (`reference` where the source gives none), band and limits."""
+    if not kind.limits:
+        return {}
+    pre_close = reference
+    if "pre_close" in rows.grids:
+        given = rows.grids["pre_close"]
+        pre_close = np.where(np.isnan(given), reference, given)
+    band = limits.bands(rows.times, kind.symbols, rows.st, since)
+    band = np.where(np.isnan(pre_close) | ~present, np.nan, band)
+    up, down = limits.limit_prices(pre_close, band)
+    return {"pre_close": pre_close, "band": band, "limit_up": up, "limit_down": down}
 
 
 def number_sessions(times: Times, state: RowState) -> tuple[Ints, np.datetime64]:
@@ -202,4 +208,8 @@ def _amounts(grids: Mapping[str, Floats], volume: Floats | None) -> Floats | Non
         return None
     close, amount = grids["close"], grids["amount"]
     stand_in = np.zeros_like(close) if volume is None else close * volume
-    return np.nan_to_num(np.where(np.isnan(amount), stand_in, amount))
+    return _zero_where_unknown(np.where(np.isnan(amount), stand_in, amount))
+
+
+def _zero_where_unknown(values: Floats) -> Floats:
+    return np.where(np.isnan(values), 0.0, values)

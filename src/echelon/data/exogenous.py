@@ -19,9 +19,10 @@ import calendar as days_of
 import difflib
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -32,7 +33,7 @@ from echelon.data.calendars import FROM_DATA, ROUND_THE_CLOCK, hours, timezone_o
 from echelon.data.sources._columns import SERIES, Sheet
 from echelon.data.sources._times import parse_times
 from echelon.errors import ConfigError, SourceError
-from echelon.types import Floats, Times
+from echelon.types import Floats, Freq, Times
 
 log = logging.getLogger(__name__)
 
@@ -135,17 +136,9 @@ def join_as_of(
         names = frame["series"].unique(maintain_order=True).to_list()
     decisions = times.astype("datetime64[us]") + np.asarray(close_offset, dtype="timedelta64[us]")
     values = np.full((len(times), len(symbols), len(names)), np.nan)
-    column = {s: n for n, s in enumerate(symbols)}
-    layer = {s: k for k, s in enumerate(names)}
-    groups = frame.partition_by("series", "symbol", as_dict=True, maintain_order=True)
-    for (series, symbol), rows in groups.items():
-        if series not in layer or (symbol is not None and symbol not in column):
-            continue
-        line = _in_force(rows, decisions, max_age_days)
-        if symbol is None:
-            values[:, :, layer[series]] = line[:, None]
-        else:
-            values[:, column[symbol], layer[series]] = line
+    for n, k, line in _lines(frame, symbols, names, max_age_days):
+        place = slice(None) if n is None else slice(n, n + 1)
+        values[:, place, k] = line.at(decisions)[:, None]
     return Exogenous(tuple(names), values)
 
 
@@ -169,15 +162,7 @@ def join_all(
         return close_offsets(at, calendar, timezone) if daily else timedelta(0)
 
     parts: list[Exogenous] = []
-    for config in configs:
-        frame = read_exogenous(config, timezone)
-        names = frame["series"].unique(maintain_order=True).to_list()
-        twice = sorted(set(names) & {n for part in parts for n in part.names})
-        if twice:
-            raise ConfigError(
-                f"data.exogenous: the series {twice[0]!r} of {config.path} is in an earlier file "
-                "too. Choose each series from one file, by `series`."
-            )
+    for config, frame, names in _read_all(configs, timezone):
         if published_until is not None:
             last = np.array([published_until], dtype="datetime64[us]")
             until = (last + np.asarray(offsets(last), dtype="timedelta64[us]")).item()
@@ -215,22 +200,100 @@ def close_offsets(
     return np.where(sessions[at] == days, lengths[at], np.timedelta64(0, "us"))
 
 
-def _in_force(rows: pl.DataFrame, decisions: Times, max_age_days: int | None) -> Floats:
-    """The value[T] in force at each decision time, NaN where there is none."""
-    rows = rows.sort("published", "period")
-    published = rows["published"].to_numpy().astype("datetime64[us]")
-    period = rows["period"].to_numpy().astype("datetime64[D]").astype(np.int64)
-    # After each publication the row in force is the last one of the latest period so far: a late
-    # revision of an older period changes nothing.
-    latest = period == np.maximum.accumulate(period)
-    best = np.maximum.accumulate(np.where(latest, np.arange(len(period)), 0))
-    seen = np.searchsorted(published, decisions, side="right") - 1
-    row = best[np.maximum(seen, 0)]
-    line = np.where(seen >= 0, rows["value"].to_numpy()[row], np.nan)
-    if max_age_days is not None:
-        stale = decisions - published[row] > np.timedelta64(max_age_days, "D")
-        line = np.where(stale, np.nan, line)
-    return np.asarray(line, dtype=np.float64)
+class _Line(NamedTuple):
+    """One series of one symbol, or of the market: what is in force from each publication on."""
+
+    published: Times  # [P] sorted
+    since: Times  # [P] when the value in force was published
+    values: Floats  # [P]
+    max_age_days: int | None
+
+    @staticmethod
+    def from_rows(rows: pl.DataFrame, max_age_days: int | None) -> _Line:
+        rows = rows.sort("published", "period")
+        published = rows["published"].to_numpy().astype("datetime64[us]")
+        period = rows["period"].to_numpy().astype("datetime64[D]").astype(np.int64)
+        # After each publication the row in force is the last one of the latest period so far: a
+        # late revision of an older period changes nothing.
+        latest = period == np.maximum.accumulate(period)
+        best = np.maximum.accumulate(np.where(latest, np.arange(len(period)), 0))
+        return _Line(published, published[best], rows["value"].to_numpy()[best], max_age_days)
+
+    def at(self, decisions: Times) -> Floats:
+        """The value[T] in force at each decision time, NaN where there is none."""
+        seen = np.searchsorted(self.published, decisions, side="right") - 1
+        row = np.maximum(seen, 0)
+        line = np.where(seen >= 0, self.values[row], np.nan)
+        if self.max_age_days is not None:
+            stale = decisions - self.since[row] > np.timedelta64(self.max_age_days, "D")
+            line = np.where(stale, np.nan, line)
+        return np.asarray(line, dtype=np.float64)
+
+
+class ExogenousStream:
+    """The series of some files as known at one bar after the other: rows of what `join_all` gives.
+
+    Files are read when it is made: what is published later comes with another, or with the bars.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[ExogenousConfig],
+        symbols: Sequence[str],
+        freq: Freq,
+        calendar: str,
+        timezone: str | None = None,
+    ) -> None:
+        self._symbols, self._freq, self._calendar = tuple(symbols), freq, calendar
+        self._timezone = timezone_of(calendar) if timezone is None else timezone
+        self._lines: list[tuple[int | slice, int, _Line]] = []
+        self.names: tuple[str, ...] = ()
+        for config, frame, names in _read_all(configs, self._timezone):
+            for n, k, line in _lines(frame, self._symbols, names, config.max_age_days):
+                self._lines.append((slice(None) if n is None else n, len(self.names) + k, line))
+            self.names += tuple(names)
+
+    def at(self, time: np.datetime64) -> Floats:
+        """[N,K] what is in force at the decision on the bar of `time`, NaN where nothing is."""
+        times = np.array([time], dtype="datetime64[us]")
+        daily = self._freq == "1d"
+        offset = close_offsets(times, self._calendar, self._timezone) if daily else timedelta(0)
+        decision = times + np.asarray(offset, dtype="timedelta64[us]")
+        values = np.full((len(self._symbols), len(self.names)), np.nan)
+        for n, k, line in self._lines:
+            values[n, k] = line.at(decision)[0]
+        return values
+
+
+def _read_all(
+    configs: Sequence[ExogenousConfig], timezone: str
+) -> Iterator[tuple[ExogenousConfig, pl.DataFrame, list[str]]]:
+    """Each file with its rows and series, which no earlier file has."""
+    known: set[str] = set()
+    for config in configs:
+        frame = read_exogenous(config, timezone)
+        names = frame["series"].unique(maintain_order=True).to_list()
+        twice = sorted(known & set(names))
+        if twice:
+            raise ConfigError(
+                f"data.exogenous: the series {twice[0]!r} of {config.path} is in an earlier file "
+                "too. Choose each series from one file, by `series`."
+            )
+        known |= set(names)
+        yield config, frame, names
+
+
+def _lines(
+    frame: pl.DataFrame, symbols: Sequence[str], names: Sequence[str], max_age_days: int | None
+) -> Iterator[tuple[int | None, int, _Line]]:
+    """(place of the symbol, None: all; place of the series; its line) of each series in `names`."""
+    column = {s: n for n, s in enumerate(symbols)}
+    layer = {s: k for k, s in enumerate(names)}
+    groups = frame.partition_by("series", "symbol", as_dict=True, maintain_order=True)
+    for (series, symbol), rows in groups.items():
+        if series in layer and (symbol is None or symbol in column):
+            n = None if symbol is None else column[symbol]
+            yield n, layer[series], _Line.from_rows(rows, max_age_days)
 
 
 def _periods(sheet: Sheet) -> pl.Series:

@@ -15,7 +15,7 @@ can differ; no other row does.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -132,12 +132,11 @@ class PanelStream:
         self._check_shapes(bars)
         self._check_values(bars)
         facts = self._learn(bars)
-        given = {name: getattr(bars, name) for name in FIELDS}
-        grids = {name: values[None] for name, values in given.items() if values is not None}
-        if bars.factor is None:
-            grids["factor"] = np.full_like(grids["close"], np.nan)
+        arrays = ((name, getattr(bars, name)) for name in FIELDS)
+        grids = {name: array[None] for name, array in arrays if array is not None}
+        factor = np.full_like(bars.close, np.nan) if bars.factor is None else bars.factor
         fresh = np.isnan(self._state.factor) & ~np.isnan(bars.close)
-        grids["factor"] = np.where(fresh & np.isnan(grids["factor"]), 1.0, grids["factor"])
+        grids["factor"] = np.where(fresh & np.isnan(factor), 1.0, factor)[None]
         st = np.zeros(len(fresh), dtype=np.bool_) if bars.st is None else bars.st
         level = None if facts.benchmark is None else np.array([facts.benchmark])
         rows = RawRows(time[None], grids, st[None], facts.members[None], level)
@@ -158,15 +157,16 @@ class PanelStream:
         if bars.delisted is not None:
             news = bars.delisted.astype("datetime64[D]")
             known = known._replace(delisted=np.where(np.isnat(news), known.delisted, news))
-        facts = replace(self._facts, known=known)
+        old = self._facts
+        reasons, members, level = old.reasons, old.members, old.benchmark
         if bars.reasons is not None:
-            both = zip(bars.reasons, facts.reasons, strict=True)
-            facts = replace(facts, reasons=tuple(old if new is None else new for new, old in both))
+            both = zip(bars.reasons, reasons, strict=True)
+            reasons = tuple(was if news is None else news for news, was in both)
         if bars.members is not None:
-            facts = replace(facts, members=bars.members.copy())
+            members = bars.members.astype(np.bool_)
         if bars.benchmark is not None:
-            facts = replace(facts, benchmark=float(bars.benchmark))
-        return facts
+            level = float(bars.benchmark)
+        return StreamFacts(old.kind, known, reasons, members, level)
 
     def _check_time(self, time: np.datetime64) -> Times:
         """The time as datetime64[us], later than the last and on the grid and the calendar."""
@@ -239,7 +239,7 @@ class PanelStream:
             raise DataError(f"the benchmark is {level}, expected a positive number.")
 
     def _check_values(self, bars: BarSet) -> None:
-        """Prices that a market can have wherever there is a bar, and nothing where there is none."""
+        """Prices that a market can have where there is a bar, and nothing where there is none."""
         have = [name for name in FIELDS if getattr(bars, name) is not None]
         values = np.stack([getattr(bars, name) for name in have])
         low, high, zero, optional = (column[:, None] for column in _rules(tuple(have)))

@@ -254,11 +254,11 @@ class _Source:
         factor = row.factor
         if factor is not None:
             factor = np.where(np.isnan(factor), self._factor, factor)
-        columns = self.lay_out(row, slice(None), close, factor, None)
-        columns |= {"x": x[None], "present": present[None]}
         n = self.n_rows
         if n == len(self._columns["times"].array):
             self._double()
+        columns = self.lay_out(row, slice(None), close, factor, None)
+        columns |= {"x": x[None], "present": present[None]}
         for name, column in self._columns.items():
             column.array[n] = columns[name][0]
         self.n_rows = n + 1
@@ -283,8 +283,10 @@ class _Source:
     def state(self) -> State:
         """Kept rows and what the next one needs; days and times as whole numbers."""
         first = max(self.kept_from, self.n_rows - self._keep)
-        rows = {n: _plain(part.array[first : self.n_rows]) for n, part in self._columns.items()}
-        carried = {name: _plain(part) for name, part in self._state._asdict().items()}
+        rows = {
+            n: _without_dates(part.array[first : self.n_rows]) for n, part in self._columns.items()
+        }
+        carried = {name: _without_dates(part) for name, part in self._state._asdict().items()}
         return copy_state(
             {"first": first, "factor": self._factor, "haircut": self._fixed["haircut"]}
             | with_prefix("rows.", rows)
@@ -303,7 +305,9 @@ class _Source:
         past = carried.get("volume", np.zeros(0))
         n_past = min(past.shape[0], self._row_settings.median_bars) if past.ndim == 2 else 0
         start = self._state._replace(volume=np.zeros((n_past, n_assets)))
-        kept = match_state("world", {k: _plain(v) for k, v in start._asdict().items()}, carried)
+        kept = match_state(
+            "world", {k: _without_dates(v) for k, v in start._asdict().items()}, carried
+        )
         more = {"first": 0, "factor": self._factor, "haircut": np.zeros(n_assets)}
         facts = match_state("world", more, state)
         day = kept.pop("day").astype("datetime64[D]")
@@ -377,7 +381,7 @@ def _lengths(rows: Mapping[str, NDArray[Any]]) -> tuple[int, int]:
     return x.shape[0], x.shape[2]
 
 
-def _plain(array: NDArray[Any]) -> NDArray[Any]:
+def _without_dates(array: NDArray[Any]) -> NDArray[Any]:
     """Days and times as whole numbers, which every store of arrays can hold."""
     return array.astype(np.int64) if array.dtype.kind == "M" else array
 

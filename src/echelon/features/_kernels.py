@@ -246,7 +246,7 @@ def _widen(best: Floats, work: Floats, width: int, period: int) -> tuple[Floats,
     """
     while width < period:
         step = min(width, period - width)
-        for i in range(step, best.shape[0]):
+        for i in range(width + step - 1, best.shape[0]):
             work[i] = best[i] if best[i] > best[i - step] else best[i - step]
         best, work = work, best
         width += step
@@ -270,19 +270,22 @@ def ichimoku_lines(
     the newest last.
     """
     periods = np.array([tenkan, kijun, senkou])
+    order = np.argsort(periods)  # a longer window grows out of the shorter
     size, length = max(tenkan, kijun, senkou), high.shape[1]
-    both = np.empty((2, size + length))
+    highs, lows = np.empty(size + length), np.empty(size + length)
+    tops, bottoms = np.empty(size + length), np.empty(size + length)
+    work, more = np.empty(size + length), np.empty(size + length)
     lines, spans = np.empty((3, length)), np.empty((kijun + length, 2))
     for n in range(high.shape[0]):
         if not on[n]:
             continue
         seen = int(state[n, 0])
-        both[0, :size], both[1, :size] = state[n, 1 : 1 + size], state[n, 1 + size : 1 + 2 * size]
-        for t in range(length):
-            both[0, size + t], both[1, size + t] = high[n, t], -low[n, t]
-        tops, bottoms, width = both[0].copy(), both[1].copy(), 1
-        work, more = np.empty(size + length), np.empty(size + length)
-        for k in np.argsort(periods):  # a longer window grows out of the shorter
+        for i in range(size + length):
+            highs[i] = state[n, 1 + i] if i < size else high[n, i - size]
+            lows[i] = state[n, 1 + size + i] if i < size else -low[n, i - size]
+            tops[i], bottoms[i] = highs[i], lows[i]
+        width = 1
+        for k in order:
             tops, work = _widen(tops, work, width, periods[k])
             bottoms, more = _widen(bottoms, more, width, periods[k])
             width = periods[k]
@@ -301,10 +304,8 @@ def ichimoku_lines(
             out[n, t, 2] = spans[t, 0] if ahead else np.nan
             out[n, t, 3] = spans[t, 1] if ahead else np.nan
         state[n, 0] = seen + length
-        state[n, 1 : 1 + size], state[n, 1 + size : 1 + 2 * size] = (
-            both[0, length:],
-            both[1, length:],
-        )
+        for i in range(size):
+            state[n, 1 + i], state[n, 1 + size + i] = highs[length + i], lows[length + i]
         for i in range(kijun):
             state[n, 1 + 2 * size + 2 * i] = spans[length + i, 0]
             state[n, 2 + 2 * size + 2 * i] = spans[length + i, 1]

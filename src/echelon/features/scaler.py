@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,16 @@ class Scaler:
     def transform(self, values: Floats32 | Floats) -> Floats32:
         """Scale `values` [...,F]; NaN (not known) becomes 0, the mean."""
         assert values.shape[-1] == len(self.names), "last axis is not F"
-        shift = np.where(self.scaled, self.mean, 0.0)
-        width = np.where(self.scaled, self.std, 1.0)
-        out = ((values - shift) / width).astype(np.float32)
-        return np.asarray(np.nan_to_num(out, copy=False, nan=0.0))
+        shift, width = self._units
+        out: Floats32 = ((values - shift) / width).astype(np.float32)
+        out[np.isnan(out)] = 0.0
+        largest = np.finfo(np.float32).max
+        return np.minimum(np.maximum(out, -largest, out=out), largest, out=out)
+
+    @cached_property
+    def _units(self) -> tuple[Floats, Floats]:
+        """What is taken off each feature, and what the rest is divided by."""
+        return np.where(self.scaled, self.mean, 0.0), np.where(self.scaled, self.std, 1.0)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; floats survive exactly."""

@@ -14,6 +14,7 @@ refused by name when the stream starts.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +42,14 @@ _LEAST, _MOST = 1e-30, 1e30
 """Anchored prices and values within: their squares and ratios stay finite numbers."""
 
 
+@cache
+def _least(have: tuple[str, ...]) -> tuple[Floats, Bools]:
+    """[K,1] the least that each field but the limits can be, and whether it is there."""
+    names = _FIELDS[:-2]
+    least = np.array([[_LEAST if name in _POSITIVE else 0.0] for name in names])
+    return least, np.array([[name in have] for name in names])
+
+
 class FeatureRow(NamedTuple):
     """One row of X."""
 
@@ -64,6 +73,7 @@ class FeatureStream:
         self._kernel_states = {
             f.names[0]: np.zeros((n, f.kernel.size)) for f in plan.series if f.kernel is not None
         }
+        self._needs = frozenset().union(*(f.needs for f in plan.series))
         self._factors = tuple(f for f in plan.series if f.kernel is None)
         longest = max((f.lookback for f in self._factors), default=0)
         self._windows = {name: np.full((n, longest), np.nan) for name in _FIELDS}
@@ -77,9 +87,9 @@ class FeatureStream:
 
     def _lay_out(self, n: int, width: int) -> None:
         """The kernels' inputs and outputs, made once: fields [N,1], a block [N,1,C] a feature."""
-        self._fields = {name: np.full((n, 1), np.nan) for name in _FIELDS}
+        self._bar = np.full((len(_FIELDS), n), np.nan)
         self._times = np.zeros((n, 1), dtype=np.int64)
-        seen = {name: array.view() for name, array in self._fields.items()}
+        seen = {name: self._bar[k].reshape(n, 1) for k, name in enumerate(_FIELDS)}
         seen["times"] = self._times.view()
         for view in seen.values():  # read-only as those of `Bars`: one compiled version for both
             view.setflags(write=False)
@@ -146,22 +156,23 @@ class FeatureStream:
             unit = unit * row.factor[0]
         grids = {name: getattr(row, name) for name in MONEY}
         fields = anchor_fields({k: g[0] for k, g in grids.items() if g is not None}, unit)
-        relative = self._relative
+        relative = None
         if values_are_relative(row):
-            relative, out = relative.copy(), np.empty((len(on), 1, 1))
+            relative, out = self._relative.copy(), np.empty((len(on), 1, 1))
             relative_value(relative, on, out, fields["value"][:, None])
             fields["value"] = out[:, 0, 0]
-        self._check_values(fields, on)
-        time = int(row.times[0].astype("datetime64[us]").astype(np.int64))
+        for name, values in fields.items():
+            self._bar[_FIELDS.index(name)] = values
+        self._check_values(on, tuple(fields))
+        time = int(row.times.astype("datetime64[us]").view(np.int64)[0])
         windows = self._extend_windows(fields, on, time) if self._factors else None
         custom = self._run_factors(windows, on) if windows is not None else []
         # Nothing is refused from here on.
-        self._relative[:] = relative
+        if relative is not None:
+            self._relative[:] = relative
         if windows is not None:
             self._window_times, self._windows = windows.times, windows.fields
         self._time[()] = self._times[:] = time
-        for name, values in fields.items():
-            self._fields[name][:, 0] = values
         for advance, (state, *rest) in self._calls:
             advance(state, on, *rest)
         table = self._out[self._place]
@@ -235,6 +246,8 @@ class FeatureStream:
             )
 
     def _refuse_missing(self, panel: Panel) -> None:
+        if self._needs <= panel.fields:
+            return
         for feature in self.plan.series:
             lacks = sorted(feature.needs - panel.fields)
             if lacks:
@@ -244,18 +257,17 @@ class FeatureStream:
                     feature.names[0],
                 )
 
-    def _check_values(self, fields: dict[str, Floats], on: Bools) -> None:
-        for name, values in fields.items():
-            if name in ("limit_up", "limit_down"):
-                continue
-            least = _LEAST if name in _POSITIVE else 0.0
-            bad = on & ~((values >= least) & (values <= _MOST))
-            if bad.any():
-                n = int(np.argmax(bad))
-                raise DataError(
-                    f"{self.symbols[n]}: {name} is {values[n]:g} in units of its first close, "
-                    f"expected a number from {least:g} to {_MOST:g}. Correct the bar."
-                )
+    def _check_values(self, on: Bools, have: tuple[str, ...]) -> None:
+        """Refuse a bar with a number that is none, or beyond any market."""
+        least, needed = _least(have)
+        values = self._bar[: len(least)]
+        bad = on & needed & ~((values >= least) & (values <= _MOST))
+        if bad.any():
+            k, n = (int(i) for i in np.argwhere(bad)[0])
+            raise DataError(
+                f"{self.symbols[n]}: {_FIELDS[k]} is {values[k, n]:g} in units of its first close, "
+                f"expected a number from {least[k, 0]:g} to {_MOST:g}. Correct the bar."
+            )
 
     def state(self) -> StreamState:
         """All that `restore` needs; arrays are copies."""

@@ -116,6 +116,7 @@ class HierarchyPolicy:
         """What risk control did in the present run, or the last; times count bars of the book."""
         self._alerts: list[Alert] = []
         self._world: World | None = None
+        self._restored = False
         self._run: _Run | None = None
 
     def subscribe(self, alert: Alert) -> None:
@@ -138,8 +139,8 @@ class HierarchyPolicy:
     def start(self, world: World, span: range) -> None:
         """Make the experts ready, also for the rows before the span that own books begin at."""
         first = int(world.first_rows(np.array([span.start]))[0])
-        if world is not self._world:
-            self._world = world
+        if world is not self._world or self._restored:  # what came before is not in its view
+            self._world, self._restored = world, False
             self._market = MarketView(world, first, self.config.meta_router.horizons)
             self._market.catch_up()
         begin = max(span.start - self._warm, first)
@@ -216,7 +217,7 @@ class HierarchyPolicy:
                 expert.restore(below_prefix(f"expert.{k}.", state))
         if isinstance(self.router, RouterMemory):
             self.router.recall(below_prefix("router.", state))
-        self._run = run
+        self._run, self._restored = run, True
 
     @property
     def in_charge(self) -> Ints:
@@ -437,6 +438,7 @@ class _Run:
         steps = steps[: len(costs)]
         if not steps:
             return None
+        skipped = first - int(self._start[0])  # bars before a restart
         return CommandRecord(
             experts=names,
             times=self._world.times[first : first + len(steps)],
@@ -446,7 +448,7 @@ class _Run:
             target=np.stack([step.target for step in steps]),
             own_values=np.concatenate(values),
             own_costs=np.concatenate(costs),
-            events=events,
+            events=tuple(replace(e, time=e.time - skipped) for e in events if e.time >= skipped),
         )
 
     def _mark(self, fresh: Bools, in_charge: Ints) -> Verdicts:

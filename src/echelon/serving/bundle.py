@@ -25,7 +25,6 @@ referred to by path and hash, and run only where the user names them too (`confi
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -303,7 +302,7 @@ def write_manifest(directory: Path, facts: Mapping[str, Any]) -> None:
 
 def _render(tree: Mapping[str, Any]) -> bytes:
     whole = {**tree, "sha256": _digest(tree)}
-    return (json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    return (json_line(whole, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 def _digest(tree: Mapping[str, Any]) -> str:

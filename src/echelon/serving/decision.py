@@ -1,9 +1,9 @@
-"""What a decision is: orders under the market's rules, and for every other symbol why there is none.
+"""What a decision is: orders under the market's rules, and why other symbols have none.
 
 The kernel cuts an order when it meets the bar it is filled at. Whoever sends orders to a broker
-needs them before that, so they are tried out on the close of the decision (`try_orders`): lots, least
-values and cash as the kernel has them. What only the next bar knows (its price limits, its halts)
-is left to whoever fills.
+needs them before that, so they are tried out on the close of the decision (`try_orders`): lots,
+least values and cash as the kernel has them. What only the next bar knows (its price limits, its
+halts) is left to whoever fills.
 
 Axes: `N` assets; everything here is of one book.
 """
@@ -79,7 +79,7 @@ class InCharge(NamedTuple):
     expert: str
     decided_now: bool
     probabilities: Mapping[str, float] | None
-    masked: tuple[str, ...]
+    masked: list[str]
     position_scale: float
     halted: bool
     turnover_limited: bool
@@ -237,7 +237,7 @@ def name_command(command: Command, experts: Sequence[str]) -> InCharge:
         expert=names[command.in_charge],
         decided_now=command.decided,
         probabilities=None if odds is None else dict(zip(names, odds.tolist(), strict=True)),
-        masked=tuple(n for n, may in zip(names, command.allowed.tolist(), strict=True) if not may),
+        masked=[n for n, may in zip(names, command.allowed.tolist(), strict=True) if not may],
         position_scale=command.scale,
         halted=command.halted,
         turnover_limited=command.turnover_limited,

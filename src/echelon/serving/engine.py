@@ -9,8 +9,8 @@
    kernel, in the `Books` that backtests step. Whoever trades elsewhere says what is held instead.
 3. The policy decides, `act` makes orders, and symbols without one get a reason (`decision`).
 
-`complete` does what no order waits for (`HierarchyPolicy.complete`). Pushing stored bars is therefore
-a backtest, bit for bit; `replay` shows it. `save` and `restore` go on after a stop with the same bits.
+`complete` does what no order waits for (`HierarchyPolicy.complete`). Pushing stored bars is a
+backtest, bit for bit: see `replay`. `save` and `restore` go on after a stop with the same bits.
 
 An engine that fails inside of a push, not by its input, refuses to go on: start it again from its
 file, or from the store. Axes: `N` assets, `F` features; one book.
@@ -35,6 +35,7 @@ from echelon.backtest.policy import StatefulPolicy, lookback_of
 from echelon.config.agents import RewardConfig
 from echelon.data.build import PanelRequest, build_panel, panel_kind, stream_facts
 from echelon.data.derive import Listings
+from echelon.data.exogenous import ExogenousStream
 from echelon.data.panel import Panel
 from echelon.data.store import Manifest, Store
 from echelon.data.stream import BarSet, PanelStream, StreamFacts, StreamState
@@ -112,6 +113,8 @@ class DecisionEngine:
         self._pending: NDArray[Any] | None = None
         self._digest = ""
         self._broken = False
+        self._series: ExogenousStream | None = None
+        self._series_seen: list[tuple[int, int]] = []
 
     @classmethod
     def from_store(
@@ -220,7 +223,7 @@ class DecisionEngine:
         held = None if account is None else self._book_of(account)
         panel = copy.copy(self._panel)
         row = panel.push(bars)
-        features = self._features.push(row, self._exogenous(row, bars))
+        features = self._features.push(row, self._exogenous(bars))
         self._broken = True  # until all of it is done
         self._learn_reasons(panel.reasons)
         self._panel = panel
@@ -377,15 +380,16 @@ class DecisionEngine:
             raise DataError(f"the account's cash is {account.cash}, expected 0 or more.")
         return Book(np.array([float(account.cash)]), shares, locked)
 
-    def _exogenous(self, row: Panel, bars: BarSet) -> Floats | None:
+    def _exogenous(self, bars: BarSet) -> Floats | None:
         """[N,K] the series as known at this bar: those of the bar set, or of their files."""
-        if not self._features.plan.exogenous:
-            return None
-        if bars.exogenous is not None:
+        if not self._features.plan.exogenous or bars.exogenous is not None:
             return bars.exogenous
-        known = load_exogenous(self.bundle.config, row)
-        assert known is not None, "a plan with exogenous series has files of them"
-        return np.asarray(known.values[0])
+        configs, kind = self.bundle.config.data.exogenous, self._panel.kind
+        seen = [(stat.st_mtime_ns, stat.st_size) for stat in (c.path.stat() for c in configs)]
+        if self._series is None or seen != self._series_seen:  # new values may have come
+            place = kind.symbols, kind.freq, kind.calendar, kind.timezone
+            self._series, self._series_seen = ExogenousStream(configs, *place), seen
+        return self._series.at(bars.time)
 
     def _learn_reasons(self, reasons: Sequence[str | None]) -> None:
         if reasons is self._panel.reasons:
@@ -497,12 +501,13 @@ def _restore_line(bundle: Bundle, parts: State, facts: Mapping[str, Any]) -> _Li
     days = nat.astype("datetime64[D]")
     known = Listings(nat, np.full(n, np.nan), days, days)
     kind = panel_kind(info, symbols, _request(bundle, None))
-    panel = PanelStream(StreamFacts(kind, known, (None,) * n, np.zeros(n, dtype=np.bool_), None))
+    has = facts["world"]
+    level = np.nan if has["benchmark"] else None
+    panel = PanelStream(StreamFacts(kind, known, (None,) * n, np.zeros(n, dtype=np.bool_), level))
     panel.restore(StreamState(below_prefix("panel.", parts), facts["panel"]))
     plan = _plan(bundle, info)
     features = FeatureStream(symbols, plan, bundle.scaler)
     features.restore(StreamState(below_prefix("features.", parts), facts["features"]))
-    has = facts["world"]
     data = TradedData(
         universe["calendar"], universe["price_basis"], symbols, *(bool(has[k]) for k in _HAS)
     )

@@ -35,7 +35,7 @@ from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.envs.act import ActionKind, Holdings, weights_of_actions
 from echelon.envs.world import World
-from echelon.errors import DataError
+from echelon.errors import DataError, StoreError
 from echelon.market import Rows
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.reference_policies import HedgeRouter, RouterPolicy
@@ -157,11 +157,16 @@ class OnnxPolicy(ABC):
         self.read_from(world)
 
     def state(self) -> State:
-        """Nothing: a decision depends on the world and the book alone."""
+        """Nothing: a decision depends on the window and the book alone."""
         return {}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Nothing to take."""
+        """Nothing to go on from; what another policy left is refused."""
+        if state:
+            raise StoreError(
+                f"{self.name}: remembers nothing, and the saved state has {', '.join(state)}. "
+                "Restore it with the policy it was saved with."
+            )
 
     def read_from(self, rows: FeatureRows) -> None:
         """Decide by these features from now on."""

@@ -26,7 +26,7 @@ from echelon.serving.engine import DecisionEngine
 
 
 class Replay(NamedTuple):
-    """What a replay showed; differences: what differed and at which bar, none where all is equal."""
+    """What a replay showed; differences: what differed and at which bar, none: all is equal."""
 
     first: np.datetime64
     last: np.datetime64

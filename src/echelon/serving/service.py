@@ -7,7 +7,7 @@
 
 1. One bar set at a time. It is refused whole, with a reason, or decided on.
 2. The state is on disk before the answer leaves: a restart goes on behind the last answer. The same
-   bars again get the same answer (a client may repeat what it did not hear back from); other bars of
+   bars again get the same answer (a client may repeat what it did not hear back from); others of
    the same time are refused.
 3. What a hierarchy leaves for later (`HierarchyPolicy.complete`) is done after the answer.
 """
@@ -20,12 +20,13 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import BackgroundTasks, Depends, FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 
 from echelon import __version__
-from echelon.errors import EchelonError, StaleBarsError
+from echelon.errors import EchelonError, StaleBarsError, bound_message
 from echelon.serving.engine import Account, DecisionEngine
 
 MAX_BODY = 16 * 1024 * 1024
@@ -106,7 +107,7 @@ class Problem(BaseModel):
 
 
 _REFUSALS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "the body is no JSON document"},
+    422: {"model": Problem, "description": "the bars or the account cannot be used"},
     401: {"model": Problem, "description": "no token, or another"},
     413: {"model": Problem, "description": "the body is too large"},
 }
@@ -151,6 +152,15 @@ def create_app(engine: DecisionEngine, token: str | None) -> FastAPI:
     @app.exception_handler(EchelonError)
     async def refuse_bars(_request: Request, error: EchelonError) -> JSONResponse:
         return _refuse(409 if isinstance(error, StaleBarsError) else 422, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def refuse_body(_request: Request, error: RequestValidationError) -> JSONResponse:
+        # Without what was sent: that may be anything, and of any length.
+        lines = [
+            f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}"
+            for item in error.errors()[:20]
+        ]
+        return _refuse(422, bound_message("\n".join(lines)))
 
     guarded = {"dependencies": [Depends(require_token)]}
     conflict: dict[int | str, dict[str, Any]] = {

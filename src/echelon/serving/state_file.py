@@ -27,7 +27,7 @@ _FORMAT = 1
 
 def write_state(path: Path, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> None:
     """Write both in the place of what is at `path`."""
-    plain = {name: np.ascontiguousarray(part) for name, part in arrays.items()}
+    plain = {name: np.array(part, order="C") for name, part in arrays.items()}
     document = json.dumps({"format": _FORMAT, **facts}, sort_keys=True, allow_nan=True)
     header = {"document": document, "sha256": _digest(plain, document)}
     write_atomic(path, save(plain, metadata=header))
@@ -63,5 +63,5 @@ def _digest(arrays: Mapping[str, NDArray[Any]], document: str) -> str:
     state = hashlib.sha256(document.encode())
     for name, part in sorted(arrays.items()):
         state.update(f"{name}:{part.dtype}:{list(part.shape)};".encode())
-        state.update(np.ascontiguousarray(part).tobytes())
+        state.update(part.tobytes())
     return state.hexdigest()
