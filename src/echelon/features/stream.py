@@ -82,7 +82,6 @@ class FeatureStream:
         self._bases = [column[rank.base] for rank in plan.ranks]
         zero = [f.on_gap == "zero" for f in plan.series for _ in f.names]
         self._carried = ~np.array(zero, dtype=np.bool_)
-        self._panel_fields: frozenset[str] | None = None  # of the rows so far, which suffice
         self._lay_out(n, width)
 
     def _lay_out(self, n: int, width: int) -> None:
@@ -235,9 +234,7 @@ class FeatureStream:
         last = self._time.astype("datetime64[us]")
         if self._time != _NEVER and row.times[0] <= last:
             raise DataError(f"the row of {row.times[0]} is not after the last one, {last}.")
-        if row.fields != self._panel_fields:
-            self._refuse_missing(row)
-            self._panel_fields = row.fields
+        self._refuse_missing(row)
         series, shape = self.plan.exogenous, (len(self.symbols), len(self.plan.exogenous))
         if series and (exogenous is None or exogenous.shape != shape):
             is_ = "none" if exogenous is None else f"the shape {exogenous.shape}"
