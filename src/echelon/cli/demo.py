@@ -34,6 +34,7 @@ _Execution = Annotated[
         dir_okay=False,
     ),
 ]
+_MONTH = 21
 _SHARED = ("assets", "data", "split", "features", "normalization", "window", "market", "fee_rate")
 """Sections in which both configurations must agree: what is traded, and at what cost."""
 
@@ -49,6 +50,8 @@ def demo(
     log_level: options.Level = "INFO",
 ) -> None:
     """Train agents on the bundled sample, test them and write a report; then a hierarchy.
+
+    The hierarchy is exported, and a month of validation replayed through the decision engine.
 
     Needs no network and no service. A demo that was run before is run again. Overrides and
     --seeds are of both configurations; the hierarchy's run is NAME-hierarchy, next to the agents'.
@@ -79,6 +82,8 @@ def demo(
     typer.echo(f"picture of the data: {picture}")
     for run in (directory,) if above is None else (directory, _sibling(directory)):
         typer.echo(f"report: {write_report(run)}")
+    if above is not None:
+        _serve_hierarchy(_sibling(directory), _sibling(directory, "bundle"))
     if execution is not None:
         # What says where things are, the execution policy shares.
         shared = [text for text in override or () if text.startswith(("data.store=", "logging."))]
@@ -112,6 +117,24 @@ def _train_hierarchy(
     print_outcomes(outcomes, config.train.select_by)
     evaluate_run(directory, "test")
     compare_trained([agents, directory], "test", directory, with_rules=False)
+
+
+def _serve_hierarchy(run: Path, bundle: Path) -> None:
+    """Export the hierarchy and replay a month of validation through the decision engine."""
+    from echelon.cli.export import replay_bundle
+    from echelon.serving import sessions
+    from echelon.serving.export import ExportRequest, export_bundle
+    from echelon.training.run import TrainedRun
+
+    typer.echo("export: the hierarchy as a bundle that decides bar by bar")
+    if not sessions.is_available():
+        typer.echo("left out: needs the extra `serving` (onnxruntime, onnx, onnxscript)")
+        return
+    seeds = TrainedRun.open(run).seeds
+    request = ExportRequest(ensemble=True) if len(seeds) > 1 else ExportRequest(seed=seeds[0])
+    export_bundle(run, bundle, request, overwrite=True)
+    replay_bundle(bundle, run, _MONTH)
+    typer.echo(f"bundle: {bundle}")
 
 
 def _work_orders(config: Config, agents: Path) -> None:

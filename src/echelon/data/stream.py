@@ -8,8 +8,8 @@
    of the batch) and returns it as a panel of T = 1.
 
 Nothing is known before it is pushed: a delisting, a listing day or a change of members counts from
-the bar set it comes with. Where a fact is late, the row of the batch, which knows it on its day,
-can differ; no other row does.
+the bar set it comes with. Where a fact is late, rows of the batch, which knows it on its day, can
+differ from those in between; a late listing day also moves the sessions without price limits.
 """
 
 from __future__ import annotations

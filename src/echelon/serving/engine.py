@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -56,6 +55,7 @@ from echelon.features.engine import FeaturePlan, load_exogenous
 from echelon.features.prepare import panel_fields
 from echelon.features.registry import select
 from echelon.features.stream import FeatureStream
+from echelon.files import json_line
 from echelon.market import Book, Fills, TradedData
 from echelon.market.kernel import mark
 from echelon.market.rows import next_volume
@@ -545,5 +545,5 @@ def _digest(bars: BarSet, account: Account | None) -> str:
             state.update(f"{name}:{len(content)};".encode() + content)
     if account is not None:
         held = [account.cash, sorted(account.positions.items()), sorted(account.locked.items())]
-        state.update(json.dumps(held).encode())
+        state.update(json_line(held).encode())
     return state.hexdigest()

@@ -95,11 +95,11 @@ def _compare(decisions: list[Decision], backtest: Backtest) -> Iterator[str]:
             yield f"{times[k]}: equity {decision.equity!r}, in the backtest {backtest.value[k]!r}"
         if k < len(backtest.actions) and not _same(decision.action, backtest.actions[k]):
             yield f"{times[k]}: another decision than in the backtest"
-        if k and not _same(_filled(decision), backtest.fills.shares[k - 1]):
+        if k and not _same(_shares_of_fills(decision), backtest.fills.shares[k - 1]):
             yield f"{times[k]}: other fills than in the backtest"
 
 
-def _filled(decision: Decision) -> NDArray[np.float64]:
+def _shares_of_fills(decision: Decision) -> NDArray[np.float64]:
     shares = {fill.symbol: fill.shares for fill in decision.fills}
     return np.array([shares.get(symbol, 0.0) for symbol in decision.symbols])
 

@@ -7,7 +7,6 @@ temporary name and renamed, so that a reader sees the old state or the new one.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from echelon.errors import DamagedError
-from echelon.files import parse_json, write_atomic
+from echelon.files import json_line, parse_json, write_atomic
 from echelon.states import State
 
 MAX_BYTES = 1 << 32
@@ -28,7 +27,7 @@ _FORMAT = 1
 def write_state(path: Path, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> None:
     """Write both in the place of what is at `path`."""
     plain = {name: np.array(part, order="C") for name, part in arrays.items()}
-    document = json.dumps({"format": _FORMAT, **facts}, sort_keys=True, allow_nan=True)
+    document = json_line({"format": _FORMAT, **facts}, sort_keys=True, allow_nan=True)
     header = {"document": document, "sha256": _digest(plain, document)}
     write_atomic(path, save(plain, metadata=header))
 
