@@ -78,8 +78,10 @@ def forward_fill(values: Floats, before: Floats | None = None) -> Floats:
 
     before [N]: what to carry into the first rows instead
     """
+    unknown = np.nan if before is None else before
+    if len(values) == 1:
+        return np.asarray(np.where(np.isnan(values), unknown, values), dtype=np.float64)
     rows = np.where(np.isnan(values), -1, np.arange(len(values))[:, None])
     np.maximum.accumulate(rows, axis=0, out=rows)
     filled = np.take_along_axis(values, np.maximum(rows, 0), axis=0)
-    unknown = np.nan if before is None else before
     return np.asarray(np.where(rows < 0, unknown, filled), dtype=np.float64)

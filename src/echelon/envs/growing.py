@@ -211,7 +211,9 @@ class _Source:
             **{name: part(name) for name in ("open", "volume", "limit_up", "limit_down")},
             reasons=reasons,
         )
-        laid, self._state = market.lay_rows(history, self._row_settings, self._state)
+        laid, self._state = market.lay_rows(
+            history, self._row_settings, self._state, self._fixed or None
+        )
         if factor is not None:
             self._factor = factor[-1].copy()
         columns = laid._asdict()

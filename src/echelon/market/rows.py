@@ -93,18 +93,24 @@ def market_rows(
 
 
 def lay_rows(
-    history: PriceHistory, settings: RowSettings, state: RowState
+    history: PriceHistory,
+    settings: RowSettings,
+    state: RowState,
+    fixed: Mapping[str, Floats] | None = None,
 ) -> tuple[MarketRows, RowState]:
-    """(rows of the history's bars, which follow those of `state`; the state after them)."""
+    """(rows of the history's bars, which follow those of `state`; the state after them).
+
+    fixed: what `fixed_rows` gave for the rows before, of which there is no news
+    """
     shape = history.close.shape
-    close = np.nan_to_num(np.asarray(history.close, dtype=np.float64))
-    opens = close if history.open is None else np.nan_to_num(np.asarray(history.open))
+    close = _without_nan(history.close)
+    opens = close if history.open is None else _without_nan(history.open)
     share_step, dividend = corporate_actions(history, state)
     # In the shares of each row: before a split there were fewer of them.
     split = np.cumprod(np.concatenate([state.split[None], share_step]), axis=0)[1:]
     volume_open, volume_close, past = np.full(shape, np.inf), np.full(shape, np.inf), state.volume
     if history.volume is not None:
-        volume_close = np.nan_to_num(np.asarray(history.volume))
+        volume_close = _without_nan(history.volume)
         known = np.concatenate([past, volume_close / split])
         volume_open = trailing_median(known, settings.median_bars, len(past)) * split
         past = known[-settings.median_bars :]
@@ -121,7 +127,7 @@ def lay_rows(
         limit_down=_or_else(history.limit_down, shape, 0.0),
         share_step=share_step,
         dividend=dividend,
-        **fixed_rows(history.symbols, settings, history.reasons),
+        **(fixed or fixed_rows(history.symbols, settings, history.reasons)),
         new_session=days != np.concatenate([state.day[None], days[:-1]]),
         stamp=_stamp_duty(days) if settings.stamp_duty else np.zeros(shape[0]),
     )
@@ -135,7 +141,7 @@ def next_volume(rows: MarketRows, t: int, bars: int) -> Floats:
     """[N] what `volume_open` of row t + 1 will be, by rows up to t, in the shares of row t."""
     past = slice(max(0, t + 1 - bars), t + 1)
     split = np.cumprod(rows.share_step[past], axis=0)
-    return np.asarray(np.median(rows.volume_close[past] / split, axis=0) * split[-1])
+    return _median(rows.volume_close[past] / split) * split[-1]
 
 
 def fixed_rows(
@@ -164,12 +170,30 @@ def trailing_median(volume: Floats, bars: int, first: int = 0) -> Floats:
     """
     out = np.zeros((len(volume) - first, volume.shape[1]))
     for t in range(max(first, 1), min(bars, len(volume))):
-        out[t - first] = np.median(volume[:t], axis=0)
+        out[t - first] = _median(volume[:t])
     low = max(first, bars)
-    if len(volume) > low:
+    if len(volume) == low + 1:
+        out[-1] = _median(volume[low - bars : low])
+    elif len(volume) > low:
         windows = sliding_window_view(volume[low - bars : -1], bars, axis=0)
         out[low - first :] = np.median(windows, axis=-1)
     return out
+
+
+def _median(values: Floats) -> Floats:
+    """Median[N] of values[T,N], none of them NaN: `np.median` in a third of its time."""
+    middle = len(values) // 2
+    if len(values) % 2:
+        return np.asarray(np.partition(values, middle, axis=0)[middle])
+    near = np.partition(values, (middle - 1, middle), axis=0)
+    return np.asarray((near[middle - 1] + near[middle]) / 2.0)
+
+
+def _without_nan(values: Floats) -> Floats:
+    """A copy with 0 for NaN; `np.nan_to_num` takes its time where there is none."""
+    if np.isfinite(values).all():
+        return np.array(values, dtype=np.float64)
+    return np.nan_to_num(np.asarray(values, dtype=np.float64))
 
 
 def corporate_actions(

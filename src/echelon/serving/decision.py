@@ -21,6 +21,7 @@ from echelon.envs.act import Action, ActionKind
 from echelon.envs.books import Books
 from echelon.market import Fills, MarketRows, Orders, Reason
 from echelon.market.kernel import trade
+from echelon.market.rules import SLIPPAGE_FIXED, SLIPPAGE_NONE, Rules
 from echelon.population.policy import Command
 from echelon.types import Bools, Floats
 
@@ -48,6 +49,9 @@ WHY: Mapping[str, str] = {
     },
 }
 """Code → why a symbol has no order; those of the kernel (`market.Reason`) among them."""
+
+
+_CODES = {int(reason): reason.name.lower() for reason in Reason if reason is not Reason.NONE}
 
 
 class Order(NamedTuple):
@@ -125,10 +129,16 @@ class Decision:
         }
 
 
+def depends_on_volume(rules: Rules) -> bool:
+    """Whether fills are cut, or their prices moved, by what is traded of an asset."""
+    by_share = rules.slippage_model not in (SLIPPAGE_NONE, SLIPPAGE_FIXED)
+    return by_share or bool(np.isfinite(rules.participation))
+
+
 def try_orders(books: Books, orders: Orders, volume: Floats, *, new_session: bool) -> Fills:
     """What the kernel would fill of `orders`[1,N] at the close of the book's row.
 
-    volume: [N] what the volume cap is taken of; new_session: the next bar opens one, so that T+1
+    volume: [N] what the volume cap is taken of, infinite where nothing is; new_session: the next bar opens one, so that T+1
     does not bind
     """
     world, row = books.world, books.row
@@ -163,8 +173,10 @@ _BY_ROW = ("close", "tradable", "gone", "stamp")
 def list_orders(symbols: Sequence[str], tried: Fills, close: Floats) -> tuple[Order, ...]:
     """The orders to send, of what the kernel would fill; close[N]."""
     return tuple(
-        Order(symbols[n], "buy" if tried.shares[0, n] > 0 else "sell", abs(shares), float(close[n]))
-        for n, shares in enumerate(tried.shares[0].tolist())
+        Order(symbol, "buy" if shares > 0 else "sell", abs(shares), price)
+        for symbol, shares, price in zip(
+            symbols, tried.shares[0].tolist(), close.tolist(), strict=True
+        )
         if shares != 0.0
     )
 
@@ -184,20 +196,18 @@ def explain(
     limited = command is not None and command.turnover_limited
     held_back = command is not None and (command.halted or command.scale < 1.0)
     why = {}
-    for n, symbol in enumerate(world.symbols):
-        if tried.shares[0, n] != 0.0:
-            continue
-        reason = Reason(int(tried.reason[0, n]))
+    for n in np.flatnonzero(tried.shares[0] == 0.0).tolist():
+        symbol, reason = world.symbols[n], int(tried.reason[0, n])
         if refused is not None and refused[0, n]:
             reason = Reason.NOT_MEMBER
-        if asked[n] and reason is not Reason.NONE:
-            why[symbol] = reason.name.lower()
+        if asked[n] and reason != Reason.NONE:
+            why[symbol] = _CODES[reason]
         elif world.rows.gone[row, n]:
-            why[symbol] = Reason.DELISTED.name.lower()
+            why[symbol] = _CODES[Reason.DELISTED]
         elif not world.present[row, n]:
             why[symbol] = NO_FEATURES
         elif not world.rows.tradable[row, n]:
-            why[symbol] = Reason.SUSPENDED.name.lower()
+            why[symbol] = _CODES[Reason.SUSPENDED]
         elif limited:
             why[symbol] = TURNOVER
         elif held_back:
@@ -210,19 +220,13 @@ def explain(
 def list_fills(symbols: Sequence[str], fills: Fills) -> tuple[Fill, ...]:
     """The fills and refusals of the orders before."""
     cost = fills.commission + fills.stamp + fills.slippage
-    listed = []
-    for n in np.flatnonzero((fills.shares[0] != 0.0) | (fills.reason[0] != 0)).tolist():
-        reason = Reason(int(fills.reason[0, n]))
-        listed.append(
-            Fill(
-                symbols[n],
-                float(fills.shares[0, n]),
-                float(fills.price[0, n]),
-                float(cost[0, n]),
-                None if reason is Reason.NONE else reason.name.lower(),
-            )
-        )
-    return tuple(listed)
+    grids = (fills.shares, fills.price, cost, fills.reason)
+    rows = zip(symbols, *(grid[0].tolist() for grid in grids), strict=True)
+    return tuple(
+        Fill(symbol, shares, price, paid, _CODES.get(reason))
+        for symbol, shares, price, paid, reason in rows
+        if shares != 0.0 or reason != Reason.NONE
+    )
 
 
 def name_command(command: Command, experts: Sequence[str]) -> InCharge:

@@ -63,6 +63,7 @@ from echelon.population.policy import HierarchyPolicy
 from echelon.serving.bundle import Bundle
 from echelon.serving.decision import (
     Decision,
+    depends_on_volume,
     explain,
     list_fills,
     list_orders,
@@ -101,8 +102,7 @@ class DecisionEngine:
         """Use `from_store` or `restore`. row: of the first decision; state: file to keep up."""
         self.bundle = bundle
         self.policy = bundle.policy()
-        self.decision: dict[str, Any] | None = None
-        """The last decision, as `Decision.to_dict` gives it."""
+        self._decision: Decision | dict[str, Any] | None = None
         if isinstance(self.policy, HierarchyPolicy):
             self.policy.keep_record = False
         self._panel, self._features, self._world = line
@@ -153,9 +153,16 @@ class DecisionEngine:
         return cls(bundle, line, len(x), state)
 
     @property
+    def decision(self) -> dict[str, Any] | None:
+        """The last decision, as `Decision.to_dict` gives it."""
+        if isinstance(self._decision, Decision):  # no order waits for this
+            self._decision = self._decision.to_dict()
+        return self._decision
+
+    @property
     def symbols(self) -> tuple[str, ...]:
         """[N]."""
-        return self.bundle.symbols
+        return self._world.symbols
 
     @property
     def time(self) -> np.datetime64:
@@ -223,8 +230,7 @@ class DecisionEngine:
         at = self._world.append(row, features.x, features.present)
         fills = self._follow(at, held)
         decision = self._decide(fills)
-        self.decision = decision.to_dict()
-        self._digest = _digest(bars, account)
+        self._decision, self._digest = decision, _digest(bars, account)
         self._broken = False
         if self._state_path is not None:
             self.save(self._state_path)
@@ -245,7 +251,7 @@ class DecisionEngine:
 
     def complete(self) -> None:
         """Do what no order waits for: the own books of a hierarchy's experts."""
-        if isinstance(self.policy, HierarchyPolicy) and self.decision is not None:
+        if isinstance(self.policy, HierarchyPolicy) and self._decision is not None:
             self.policy.complete()
 
     def summary(self) -> dict[str, Any]:
@@ -258,7 +264,7 @@ class DecisionEngine:
             "symbols": list(self.symbols),
             "time": str(self.time),
             "rows": {"first": kept.start, "last": kept.stop - 1},
-            "decisions": self.decision is not None,
+            "decisions": self._decision is not None,
             "equity": float(self._books.value[0]),
         }
 
@@ -304,7 +310,7 @@ class DecisionEngine:
             if isinstance(engine.policy, StatefulPolicy):
                 engine.policy.restore(below_prefix("policy.", parts))
             engine._pending = parts["pending"]
-            engine.decision, engine._digest = facts["decision"], str(facts["digest"])
+            engine._decision, engine._digest = facts["decision"], str(facts["digest"])
         except (KeyError, ValueError, TypeError, StoreError) as error:
             raise DamagedError(path, str(error), _AGAIN) from error
         return engine
@@ -317,7 +323,9 @@ class DecisionEngine:
         self._pending = np.array(action)
         wanted, refused = books.orders(action)
         row = int(books.row[0])
-        volume = next_volume(world.rows, row, self.bundle.config.market.median_days)
+        volume = np.full(world.n_assets, np.inf)
+        if depends_on_volume(books.rules):
+            volume = next_volume(world.rows, row, self.bundle.config.market.median_days)
         tried = try_orders(books, wanted, volume, new_session=world.facts.freq == "1d")
         command = policy.command if isinstance(policy, HierarchyPolicy) else None
         close = world.rows.close[row]
@@ -384,6 +392,8 @@ class DecisionEngine:
         return self._series.at(bars.time)
 
     def _learn_reasons(self, reasons: Sequence[str | None]) -> None:
+        if reasons is self._panel.reasons:
+            return
         for symbol, before, now in zip(self.symbols, self._panel.reasons, reasons, strict=True):
             if now is not None and now != before:
                 self._world.set_delist_reason(symbol, now)
@@ -528,12 +538,11 @@ def _parse_time(text: str) -> np.datetime64:
 
 def _digest(bars: BarSet, account: Account | None) -> str:
     """Of everything that a decision was asked by."""
-    state = hashlib.sha256(str(bars.time).encode())
-    for item in fields(bars):
-        value = getattr(bars, item.name)
-        array = value if isinstance(value, np.ndarray) else np.array(str(value))
-        state.update(f"{item.name}:{array.dtype}:{array.shape};".encode())
-        state.update(np.ascontiguousarray(array).tobytes())
+    state = hashlib.sha256()
+    for name, value in vars(bars).items():
+        if value is not None:
+            content = value.tobytes() if isinstance(value, np.ndarray) else str(value).encode()
+            state.update(f"{name}:{len(content)};".encode() + content)
     if account is not None:
         held = [account.cash, sorted(account.positions.items()), sorted(account.locked.items())]
         state.update(json_line(held).encode())
