@@ -148,6 +148,7 @@ class Case(NamedTuple):
 
     @property
     def config(self) -> Config:
+        """The bundle's."""
         return self.bundle.config
 
 
@@ -196,6 +197,7 @@ class Windows(nn.Module):
         self.encoder = encoder.eval()
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B,W,N,F] -> [B,N,D]."""
         return self.encoder(x)[:, 0]
 
 
@@ -283,7 +285,7 @@ class Features(NamedTuple):
 
 
 def time_features(case: Case, count: int) -> Features:
-    """A row of features of all assets, both ways, which must agree but for what recursions forget."""
+    """A row of features of all assets, both ways; they agree but for what recursions forget."""
     config, bundle = case.config, case.bundle
     request = PanelRequest(bundle.symbols, None, None, config.data.limits, config.data.delist_after)
     panel = build_panel(Store(case.store), DATASET, request)
@@ -369,11 +371,12 @@ def compare(directory: Path, bars: int) -> bool:
                 before / push >= EAGER_GOAL,
             )
         )
-    assert flat is not None and features is not None
+    assert flat is not None
+    assert features is not None
     ratio, rate = features.batch / features.stream, 1e3 / float(flat.push.mean())
     print(
-        f"features of {ASSETS} assets: {features.stream:.3f} ms streamed, {features.batch:.2f} ms over the "
-        f"last {features.look_back} bars, {ratio:.0f}×"
+        f"features of {ASSETS} assets: {features.stream:.3f} ms streamed, {features.batch:.2f} ms "
+        f"over the last {features.look_back} bars, {ratio:.0f}×"
     )
     print(f"replay of the flat agent: {rate:,.0f} bar sets/s")
     goals.append((f"features {ratio:.0f}×, at least {STREAM_GOAL:g}×", ratio >= STREAM_GOAL))
