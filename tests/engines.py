@@ -65,9 +65,17 @@ class Served(NamedTuple):
         return islice((bars for bars in sets if bars.time <= last), count)
 
 
-def daily(path: Path, bars: Path, algo: str, request: ExportRequest | None = None) -> Served:
+def daily(
+    path: Path,
+    bars: Path,
+    algo: str,
+    request: ExportRequest | None = None,
+    *overrides: str,
+    seeds: tuple[int, ...] = (1,),
+) -> Served:
     """US-like daily bars of four stocks."""
-    return _export(trained_run(path / "run", bars, algo), path, request)
+    run = trained_run(path / "run", bars, algo, *overrides, seeds=seeds)
+    return _export(run, path, request)
 
 
 def a_share(path: Path, freq: str, algo: str, request: ExportRequest | None = None) -> Served:

@@ -64,6 +64,26 @@ def test_engine_equals_the_backtest_bit_for_bit(served: Get, market: str, algo: 
     assert done.orders > 0
 
 
+def test_ensemble_of_hierarchies_and_adapters_equal_their_backtests(
+    tmp_path: Path, bars_file: Path
+) -> None:
+    several = daily(
+        tmp_path / "ensemble", bars_file, "HIERARCHY", ExportRequest(ensemble=True), seeds=(1, 2)
+    )
+    adapted = daily(
+        tmp_path / "lora",
+        bars_file,
+        "HIERARCHY",
+        None,
+        *("lora.enabled=true", "lora.every_updates=1", "lora.refresh_updates=1", "lora.lr=0.05"),
+    )
+    graphs = [name for name in adapted.bundle.graphs if name.startswith("encoder")]
+    assert len(graphs) > 1, "the adapters changed nothing"
+    for known in (several, adapted):
+        done = replay(known.bundle, known.store, known.world, known.rows(8))
+        assert done.differences == ()
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_rule_on_the_engine_equals_its_backtest(served: Get, rule: str) -> None:
     known = served("1d", "A2C", ExportRequest(baseline=rule))
