@@ -141,7 +141,7 @@ def next_volume(rows: MarketRows, t: int, bars: int) -> Floats:
     """[N] what `volume_open` of row t + 1 will be, by rows up to t, in the shares of row t."""
     past = slice(max(0, t + 1 - bars), t + 1)
     split = np.cumprod(rows.share_step[past], axis=0)
-    return _median(rows.volume_close[past] / split) * split[-1]
+    return np.asarray(_median(rows.volume_close[past] / split) * split[-1])
 
 
 def fixed_rows(
