@@ -21,9 +21,9 @@ At 500 assets fewer bars. Then the stream's features alone, against computing th
 look-back, and how many bar sets a second a replay is.
 
 Fails where the 99th percentile is 1 ms or more for the flat agent, 2 ms for TimesNet or the tuned
-hierarchy, 10 ms for 500 assets with a TimeCNN of width 32; where a policy is not 5× faster than
-before; where features are not 50× faster than over the look-back, or a replay of the flat agent is
-under 1,000 bar sets a second.
+hierarchy, 10 ms for 500 assets with a TimeCNN of width 32, or where a replay of the flat agent is
+under 1,000 bar sets a second. Ratios have goals too (5× faster than eager, features 50× faster than
+over the look-back), which are printed as met or missed and fail nothing.
 """
 
 from __future__ import annotations
@@ -197,8 +197,9 @@ class Windows(nn.Module):
         self.encoder = encoder.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B,W,N,F] -> [B,N,D]."""
-        return self.encoder(x)[:, 0]
+        """The embedding of the window's last bar."""
+        z: Tensor = self.encoder(x)
+        return z[:, 0]
 
 
 def encoders_of(policy: Policy) -> list[Encoder]:
@@ -285,7 +286,7 @@ class Features(NamedTuple):
 
 
 def time_features(case: Case, count: int) -> Features:
-    """A row of features of all assets, both ways; they agree but for what recursions forget."""
+    """A row of features of all assets, both ways; over the whole history they are the same."""
     config, bundle = case.config, case.bundle
     request = PanelRequest(bundle.symbols, None, None, config.data.limits, config.data.delist_after)
     panel = build_panel(Store(case.store), DATASET, request)
@@ -295,8 +296,9 @@ def time_features(case: Case, count: int) -> Features:
     first = len(panel.times) - count
     stream = FeatureStream.from_panel(take_rows(panel, slice(0, first)), plan, scaler)
     rows = [take_rows(panel, slice(t, t + 1)) for t in range(first, len(panel.times))]
-    iterator = iter(rows)
-    streamed = time_calls(lambda: stream.push(next(iterator)), count - 10)
+    made: list[Floats32] = []
+    streamed = time_calls(lambda: made.append(stream.push(rows[len(made)]).x), count - 10)
+    assert np.array_equal(made[-1], batch_row(panel, plan, scaler)), "stream and batch differ"
     last = take_rows(panel, slice(-look_back, None))
     batch = time_calls(lambda: batch_row(last, plan, scaler), max(10, min(50, count)))
     return Features(float(np.median(streamed)), float(np.median(batch)), look_back)
@@ -318,89 +320,93 @@ def batch_row(panel: Panel, plan: FeaturePlan, scaler: Scaler) -> Floats32:
     return scaler.transform(x)
 
 
-def percentiles(values: Floats) -> str:
-    p50, p99, p999 = np.percentile(values, [50, 99, 99.9])
-    return f"{p50:>8.2f}{p99:>8.2f}{p999:>8.2f}"
+class Outcome(NamedTuple):
+    """A goal, whether it is met, and whether the benchmark fails where it is not."""
+
+    goal: str
+    met: bool
+    promised: bool = True
 
 
-def show_goal(what: str, met: bool) -> bool:
-    print(f"goal: {what}: {'met' if met else 'MISSED'}", flush=True)
-    return met
-
-
-def compare(directory: Path, bars: int) -> bool:
-    """Print the table of 20 assets; whether its goals are met."""
-    walks = Walks(WARM_UP + bars, ASSETS)
-    print(
-        f"N = {ASSETS}, W = 20, {bars:,} bars, ms of processor time; p50, p99 and p99.9 of a push"
-    )
-    heads = ("decide", "eager", "ratio", "decide", "ratio", "before", "ratio", "SB3", "ratio")
-    print(
-        f"{'':<20}{'p50':>8}{'p99':>8}{'p99.9':>8}{'wall 50':>8}"
-        + "".join(f"{h:>8}" for h in heads)
-    )
-    good, flat, features = True, None, None
-    goals = []
-    for name, goal in GOALS.items():
-        case = make_case(directory, name, walks)
-        ours = time_pushes(case.bundle, case.store, walks.bar_sets())
-        some = islice(walks.bar_sets(), WARM_UP + PEER_BARS)
-        eager = time_pushes(eager_bundle(case), case.store, some)
-        sb3 = float(np.median(time_calls(sb3_predict(case))))
-        made = time_features(case, 100)
-        features = features or made
-        flat = flat or ours
-        push, alone, eager_push, eager_alone = (
-            float(np.median(part)) for part in (ours.push, ours.decide, eager.push, eager.decide)
-        )
-        before = eager_push - made.stream + made.batch
-        numbers = (
-            *(np.median(ours.wall), alone, eager_push, eager_push / push, eager_alone),
-            *(eager_alone / alone, before, before / push, sb3, sb3 / push),
-        )
-        print(
-            f"{name:<20}{percentiles(ours.push)}" + "".join(f"{n:>8.2f}" for n in numbers),
-            flush=True,
-        )
-        p99 = float(np.percentile(ours.push, 99))
-        if goal is not None:
-            goals.append((f"{name}: p99 {p99:.2f} ms, under {goal:g} ms", p99 < goal))
-        goals.append(
-            (
-                f"{name}: {before / push:.1f}× of before, at least {EAGER_GOAL:g}×",
-                before / push >= EAGER_GOAL,
-            )
-        )
-    assert flat is not None
-    assert features is not None
-    ratio, rate = features.batch / features.stream, 1e3 / float(flat.push.mean())
-    print(
-        f"features of {ASSETS} assets: {features.stream:.3f} ms streamed, {features.batch:.2f} ms "
-        f"over the last {features.look_back} bars, {ratio:.0f}×"
-    )
-    print(f"replay of the flat agent: {rate:,.0f} bar sets/s")
-    goals.append((f"features {ratio:.0f}×, at least {STREAM_GOAL:g}×", ratio >= STREAM_GOAL))
-    goals.append((f"replay {rate:,.0f}/s, at least {REPLAY_GOAL:,.0f}/s", rate >= REPLAY_GOAL))
-    for what, met in goals:
-        good &= show_goal(what, met)
+def show(outcomes: Iterable[Outcome]) -> bool:
+    """Print goals; whether all that is promised is met."""
+    good = True
+    for goal, met, promised in outcomes:
+        print(f"goal: {goal}: {'met' if met else 'MISSED'}", flush=True)
+        good &= met or not promised
     return good
 
 
+def percentiles(values: Floats) -> list[float]:
+    return [float(value) for value in np.percentile(values, [50, 99, 99.9])]
+
+
+def print_row(title: str, numbers: Iterable[float]) -> None:
+    print(f"{title:<20}" + "".join(f"{number:>8.2f}" for number in numbers), flush=True)
+
+
+def compare_one(name: str, case: Case, walks: Walks) -> tuple[Timing, Features, list[Outcome]]:
+    """Print the row of a configuration."""
+    ours = time_pushes(case.bundle, case.store, walks.bar_sets())
+    some = islice(walks.bar_sets(), WARM_UP + PEER_BARS)
+    eager = time_pushes(eager_bundle(case), case.store, some)
+    sb3 = float(np.median(time_calls(sb3_predict(case))))
+    made = time_features(case, 100)
+    push, wall, alone = (float(np.median(part)) for part in ours)
+    eager_push, _, eager_alone = (float(np.median(part)) for part in eager)
+    before = eager_push - made.stream + made.batch
+    ratios = (alone, eager_alone, eager_alone / alone, eager_push, eager_push / push)
+    peers = (before, before / push, sb3, sb3 / push)
+    print_row(name, (*percentiles(ours.push), wall, *ratios, *peers))
+    outcomes = []
+    p99, most = percentiles(ours.push)[1], GOALS[name]
+    if most is not None:
+        outcomes.append(Outcome(f"{name}: p99 {p99:.2f} ms, under {most:g} ms", p99 < most))
+    for ratio, what in ((eager_push / push, "eager"), (before / push, "before")):
+        goal = f"{name}: {ratio:.1f}× faster than {what}, at least {EAGER_GOAL:g}×"
+        outcomes.append(Outcome(goal, ratio >= EAGER_GOAL, promised=False))
+    return ours, made, outcomes
+
+
+def compare(directory: Path, bars: int) -> bool:
+    """Print the table of 20 assets; whether what is promised of it holds."""
+    walks = Walks(WARM_UP + bars, ASSETS)
+    print(f"N = {ASSETS}, W = 20, {bars:,} bars, ms of processor time (wall: on the clock)")
+    print(f"{'':<20}{'push':>32}{'decide':>24}{'eager push':>16}{'before':>16}{'SB3':>16}")
+    heads = ("p50", "p99", "p99.9", "wall", "ours", "eager", "ratio", *("ms", "ratio") * 3)
+    print(" " * 20 + "".join(f"{head:>8}" for head in heads))
+    results = {}
+    for name in GOALS:
+        results[name] = compare_one(name, make_case(directory, name, walks), walks)
+    ours, made, _ = results["qtmrl-fast"]
+    ratio, rate = made.batch / made.stream, 1e3 / float(ours.push.mean())
+    print(
+        f"features of {ASSETS} assets: {made.stream:.3f} ms streamed, {made.batch:.2f} ms over the "
+        f"last {made.look_back} bars"
+    )
+    outcomes = [outcome for *_, some in results.values() for outcome in some]
+    features = f"features {ratio:.0f}× faster than the batch, at least {STREAM_GOAL:g}×"
+    replay = f"replay of the flat agent {rate:,.0f} bar sets/s, at least {REPLAY_GOAL:,.0f}"
+    outcomes.append(Outcome(features, ratio >= STREAM_GOAL, promised=False))
+    outcomes.append(Outcome(replay, rate >= REPLAY_GOAL))
+    return show(outcomes)
+
+
 def compare_wide(directory: Path, bars: int) -> bool:
-    """Print the table of 500 assets; whether its goal is met."""
+    """Print the table of 500 assets; whether what is promised of it holds."""
     walks = Walks(WARM_UP + bars, WIDE)
-    print(f"\nN = {WIDE}, W = 20, {bars:,} bars, ms of processor time")
-    print(f"{'':<20}{'p50':>8}{'p99':>8}{'p99.9':>8}{'wall 50':>8}{'decide':>8}")
-    worst = []
+    print(f"\nN = {WIDE}, W = 20, {bars:,} bars, ms of processor time (wall: on the clock)")
+    print(" " * 20 + "".join(f"{head:>8}" for head in ("p50", "p99", "p99.9", "wall", "decide")))
+    p99 = {}
     for title, (name, more) in WIDE_CASES.items():
         case = make_case(directory, name, walks, *more)
         ours = time_pushes(case.bundle, case.store, walks.bar_sets())
-        wall, alone = np.median(ours.wall), np.median(ours.decide)
-        print(f"{title:<20}{percentiles(ours.push)}{wall:>8.2f}{alone:>8.2f}", flush=True)
-        worst.append(float(np.percentile(ours.push, 99)))
-    return show_goal(
-        f"TimeCNN of width 32: p99 {worst[0]:.2f} ms, under {WIDE_GOAL:g} ms", worst[0] < WIDE_GOAL
-    )
+        wall, alone = float(np.median(ours.wall)), float(np.median(ours.decide))
+        print_row(title, (*percentiles(ours.push), wall, alone))
+        p99[title] = percentiles(ours.push)[1]
+    title = next(iter(WIDE_CASES))
+    goal = f"{title}: p99 {p99[title]:.2f} ms, under {WIDE_GOAL:g} ms"
+    return show([Outcome(goal, p99[title] < WIDE_GOAL)])
 
 
 def main(argv: list[str] | None = None) -> int:

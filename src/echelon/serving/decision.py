@@ -138,8 +138,8 @@ def depends_on_volume(rules: Rules) -> bool:
 def try_orders(books: Books, orders: Orders, volume: Floats, *, new_session: bool) -> Fills:
     """What the kernel would fill of `orders`[1,N] at the close of the book's row.
 
-    volume: [N] what the volume cap is taken of, infinite where nothing is
-    new_session: the next bar opens one, so that T+1 does not bind
+    volume: [N] what the volume cap is taken of, infinite where nothing is; new_session: the next
+    bar opens one, so that T+1 does not bind
     """
     world, row = books.world, books.row
     if not world.fill_open:
