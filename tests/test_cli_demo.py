@@ -58,11 +58,13 @@ def test_demo_ends_with_the_hierarchy_beside_the_agents(shell: Shell, bars_file:
     Path("demo-hierarchy/comparison.json").write_text('{"kind": "runs"}')
     out, _ = shell.works("demo", *words, "--hierarchy", file, "--output-dir", "demo")
     assert not left.exists()
-    first, last = out.strip().splitlines()[-2:]
-    assert (first, last) == (
+    first, second, _, replayed, bundle = out.strip().splitlines()[-5:]
+    assert (first, second, bundle) == (
         "report: demo/report/report.html",
         "report: demo-hierarchy/report/report.html",
+        "bundle: demo-bundle",
     )
+    assert "decisions, fills and equity equal the backtest bit for bit" in replayed
     tree = json.loads(Path("demo-hierarchy/comparison.json").read_text())
     assert [(run["name"], run["algo"]) for run in tree["runs"]] == [
         ("demo", "A2C"),

@@ -164,11 +164,11 @@ def _evaluation(directory: Path, books: dict[str, list[float]]) -> Evaluation:
                 "orders_cut": np.zeros(n, dtype=np.int64),
             }
         )
-        nothing = pl.DataFrame({"time": times[:0]})
-        orders = nothing.with_columns(symbol=pl.lit("", dtype=pl.String))
+        rows = pl.DataFrame({"time": times[:n]})
+        orders = rows.head(0).with_columns(symbol=pl.lit("", dtype=pl.String))
         seed = name.removeprefix("seed-")
         book = Book(name) if seed == name else Book(AGENT, int(seed))
-        tables[book] = Tables(equity, nothing, nothing, orders)
+        tables[book] = Tables(equity, rows, rows.head(n - 1), orders)
     save_tables(directory, tables)
     seeds = {int(n.removeprefix("seed-")): {} for n in books if n.startswith("seed-")}
     baselines = {n: {} for n in books if not n.startswith("seed-")}

@@ -191,8 +191,10 @@ def bytes_of_transition(n_assets: int, *, behaviour: bool = False) -> int:
 
 def _needs(config: Config) -> Iterator[tuple[str, Callable[[int], int]]]:
     data, model = config.data, config.model
-    known = {"synthetic": data.synthetic.n_symbols, "sample": SAMPLE_ASSETS}
-    n_assets = len(config.assets) or known.get(data.source, 1)
+    of_source = data.synthetic.n_symbols if data.source == "synthetic" else 1
+    if data.source == "sample":
+        of_source = SAMPLE_ASSETS
+    n_assets = len(config.assets) or of_source
     if data.source == "synthetic":
         yield from _synthetic_needs(config)
     for key in _learner_keys(config):
