@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,11 @@ def decide(bars: dict[str, Any], url: str = "http://127.0.0.1:8321") -> dict[str
     headers["Content-Type"] = "application/json"
     data = json.dumps(bars).encode()
     request = urllib.request.Request(f"{url}/v1/bars", data, headers)  # noqa: S310 (http, ours)
-    with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
-        decision: dict[str, Any] = json.load(answer)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+            decision: dict[str, Any] = json.load(answer)
+    except urllib.error.HTTPError as refusal:
+        raise SystemExit(f"refused ({refusal.code}): {json.load(refusal)['error']}") from None
     return decision
 
 

@@ -23,6 +23,7 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error
 
+from echelon.files import exclusive_lock
 from echelon.serving.engine import DecisionEngine
 from echelon.serving.service import MAX_BODY, create_app
 
@@ -130,15 +131,71 @@ def test_bad_requests_are_refused_with_a_reason_and_change_nothing(
         ({"account": {"cash": -5.0}}, 422, "cash"),
         ({"account": {"cash": 5.0, "positions": {"NOPE": 1.0}}}, 422, "'NOPE'"),
         ({"benchmark": 100.0}, 422, "benchmark"),
+        ({"benchmark": 1e300}, 422, "benchmark"),
+        ({"time": "2016-06-29T20:00-04:00"}, 422, "is no time"),
+        ({"time": "300000-01-01"}, 422, "is no time"),
+        ({"time": "9999-12-31"}, 422, "calendar"),
+        ({"bars": [{**bar, "close": True}]}, 422, "valid number"),
+        ({"bars": [{**bar, "close": "1e2"}]}, 422, "valid number"),
     ):
         answer = client.post("/v1/bars", json={**body, **change}, headers=AUTH)
         assert answer.status_code == status, answer.text
         assert part in answer.text
     for data in (b"", b"{", b"[]", b'{"time": "2015-01-05", "bars": [NaN]}', b"\xff\xfe"):
         answer = client.post("/v1/bars", content=data, headers=AUTH)
-        assert answer.status_code == 422, data
+        assert answer.status_code in (400, 422), data
+        assert answer.json()["error"]
+    assert client.get("/nowhere", headers=AUTH).json()["error"] == "Not Found"
     assert client.get("/v1/decision", headers=AUTH).status_code == 404
     assert client.post("/v1/bars", json=body, headers=AUTH).status_code == 200
+
+
+def test_bar_whose_state_cannot_be_written_is_not_answered_until_a_restart(
+    served: Served, tmp_path: Path
+) -> None:
+    place = tmp_path / "states"
+    engine = served.engine(6, place / "state")
+    service = TestClient(create_app(engine, TOKEN), raise_server_exceptions=False)
+    first, second = _bodies(served, engine, 2)
+    assert service.post("/v1/bars", json=first, headers=AUTH).status_code == 200
+    place.rename(tmp_path / "away")
+    place.write_text("a file where the directory was")
+    for _ in range(2):
+        refused = service.post("/v1/bars", json=second, headers=AUTH)
+        assert refused.status_code == 503, refused.text
+        assert refused.json()["error"]
+    again = DecisionEngine.restore(served.bundle, tmp_path / "away" / "state")
+    expected = TestClient(create_app(again, TOKEN)).post("/v1/bars", json=second, headers=AUTH)
+    assert expected.status_code == 200
+
+
+def test_command_refuses_what_it_cannot_serve(
+    served: Served, shell: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = str(served.bundle.path)
+    monkeypatch.delenv("ECHELON_TOKEN", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        taken = str(busy.getsockname()[1])
+        for words, token, code, message in (
+            ((), None, 3, "ECHELON_TOKEN is not set"),
+            ((), "short", 2, "at least 16 characters"),
+            ((), "ü" * 20, 2, "ASCII"),
+            (("--host", "0.0.0.0"), TOKEN, 2, "--allow-remote"),
+            (("--host", "0.0.0.0", "--allow-remote", "--no-token"), None, 2, "Set a token"),
+            (("--port", taken), TOKEN, 2, "cannot listen there"),
+            (("--state", f"{bundle}/engine.state"), TOKEN, 2, "inside of the bundle"),
+        ):
+            if token is None:
+                monkeypatch.delenv("ECHELON_TOKEN", raising=False)
+            else:
+                monkeypatch.setenv("ECHELON_TOKEN", token)
+            ended, _, err = shell("serve", bundle, *words, columns=2000)
+            assert (ended, message in err) == (code, True), err
+        file = tmp_path / "state"
+        with exclusive_lock(tmp_path / "state.lock", "the state"):
+            ended, _, err = shell("serve", bundle, "--state", str(file), columns=2000)
+        assert ended == 5
+        assert "written by another process" in err
 
 
 def test_large_body_is_not_read(client: TestClient) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,6 +13,7 @@ import typer
 from echelon.cli.console import add_row, out, set_up_logging, text_table
 from echelon.cli.options import Level, Overwrite, TrustCode
 from echelon.errors import EchelonError, UsageError
+from echelon.files import exclusive_lock
 
 if TYPE_CHECKING:
     from echelon.serving.bundle import Bundle, Proof
@@ -179,34 +182,57 @@ def serve(
     if no_token and not loopback:
         raise UsageError(f"--no-token: --host {host} is not a loopback address. Set a token.")
     token = None if no_token else Secrets().require("echelon_token").get_secret_value()
-    if token is not None and len(token) < _LEAST_TOKEN:
-        raise UsageError(f"ECHELON_TOKEN has fewer than {_LEAST_TOKEN} characters: make it longer.")
+    if token is not None and (len(token) < _LEAST_TOKEN or not token.isascii()):
+        raise UsageError(f"ECHELON_TOKEN: expected at least {_LEAST_TOKEN} characters of ASCII.")
     try:
         import uvicorn
 
         from echelon.serving.service import create_app
     except ImportError as error:
         raise UsageError(f"serving needs the extra `serving` ({error}).") from None
-    engine = open_engine(bundle, store, state, trust_code or ())
-    typer.echo(
-        f"serving {bundle} ({engine.bundle.manifest['policy']}) on http://{host}:{port}, up to "
-        f"{str(engine.time)[:16]}"
-    )
-    # With the lifespan off, Ctrl-C and SIGTERM end it without a word.
-    uvicorn.run(
-        create_app(engine, token), host=host, port=port, log_level="warning", lifespan="off"
-    )
+    file = state_file(bundle, state)
+    lock = exclusive_lock(file.with_name(f"{file.name}.lock"), f"the state {file}")
+    with lock, _listen(host, port) as listening:
+        engine = open_engine(bundle, store, file, trust_code or ())
+        typer.echo(
+            f"serving {bundle} ({engine.bundle.manifest['policy']}) on "
+            f"http://{host}:{listening.getsockname()[1]}, up to {str(engine.time)[:16]}"
+        )
+        # With the lifespan off, Ctrl-C and SIGTERM end it without a word.
+        settings = uvicorn.Config(create_app(engine, token), log_level="warning", lifespan="off")
+        with suppress(KeyboardInterrupt):
+            uvicorn.Server(settings).run([listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there, before anything is promised."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise UsageError(
+            f"--host {host} --port {port}: cannot listen there ({error.strerror}). Name another "
+            "port, or end what uses this one."
+        ) from None
+
+
+def state_file(bundle: Path, state: Path | None) -> Path:
+    """Where the engine of a bundle keeps its state: named, or next to the bundle."""
+    whole = bundle.resolve()
+    file = whole.with_name(f"{whole.name}.state") if state is None else state.absolute()
+    if file.resolve().is_relative_to(whole):
+        raise UsageError(f"--state {state}: inside of the bundle, which holds only its own files.")
+    return file
 
 
 def open_engine(
-    path: Path, store: Path | None, state: Path | None, trust_code: Sequence[Path]
+    path: Path, store: Path | None, file: Path, trust_code: Sequence[Path]
 ) -> DecisionEngine:
     """The engine of a bundle: from its state file, or behind the history of the store."""
     from echelon.serving.bundle import load_bundle
     from echelon.serving.engine import DecisionEngine
 
     bundle = load_bundle(path, trust_code=trust_code)
-    file = path.with_name(f"{path.name}.state") if state is None else state
     if file.exists():
         return DecisionEngine.restore(bundle, file)
     place = bundle.config.data.store if store is None else store

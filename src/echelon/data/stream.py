@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -31,6 +31,8 @@ from echelon.types import Bools, Floats, Times
 
 TOLERANCE = 1e-4
 """How far, relatively, open and close may lie outside low and high, as in an import."""
+_FAR = np.datetime64("9998-01-01", "D")
+"""No calendar is asked for what comes after."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +195,7 @@ class PanelStream:
         calendar = self._facts.kind.calendar
         if not (len(self._days) and self._days[0] <= day <= self._days[-1]):
             start = day if np.isnat(last) else min(day, last)
-            ahead = day.astype(date) + timedelta(days=400)
+            ahead = min(day, _FAR).astype(date) + timedelta(days=400)
             reach = bounds(calendar).clip(start.astype(date), ahead)
             self._days = sessions(calendar, *reach) if reach[0] <= reach[1] else self._days[:0]
         at = int(np.searchsorted(self._days, day))
@@ -204,9 +206,14 @@ class PanelStream:
         daily = self._facts.kind.freq == "1d" and not np.isnat(last)
         if daily and at and self._days[at - 1] > last:
             raise DataError(
-                f"the session {self._days[at - 1].item().date()} is missing before {day}; the last "
-                f"was {last}. Push it first, all NaN if nobody traded."
+                f"the session {self._next_session(last)} is missing before {day}; the last was "
+                f"{last}. Push it first, without any bar if nobody traded."
             )
+
+    def _next_session(self, last: np.datetime64) -> date:
+        """The session to push after `last`."""
+        day: datetime = self._days[np.searchsorted(self._days, last, side="right")].item()
+        return day.date()
 
     def _check_shapes(self, bars: BarSet) -> None:
         kind = self._facts.kind

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -76,7 +77,8 @@ from echelon.states import State, below_prefix, with_prefix
 from echelon.types import Bools, Floats, Floats32
 
 BAR_FIELDS = ("open", "high", "low", "close", "volume", "amount", "factor", "pre_close")
-_AGAIN = "Start the engine from the store again."
+_AGAIN = "Move it away, or name another state file, and the engine starts from the store again."
+_TIME = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?)?", re.ASCII)
 
 
 class Account(NamedTuple):
@@ -231,13 +233,14 @@ class DecisionEngine:
         fills = self._follow(at, held)
         decision = self._decide(fills)
         self._decision, self._digest = decision, _digest(bars, account)
-        self._broken = False
         if self._state_path is not None:
-            self.save(self._state_path)
+            self._write(self._state_path)
+        self._broken = False
         return decision
 
     def answer(self, bars: BarSet, account: Account | None = None) -> dict[str, Any]:
         """What `push` decides, as JSON; the same bars again get the same answer."""
+        self._refuse_broken()
         if self.decision is not None and bars.time == self.time:
             if _digest(bars, account) == self._digest:
                 return self.decision
@@ -273,6 +276,10 @@ class DecisionEngine:
         self._refuse_broken()
         if self._pending is None:
             raise UsageError("nothing was decided yet, so there is nothing to save. Push a bar.")
+        self._write(path)
+
+    def _write(self, path: Path) -> None:
+        assert self._pending is not None, "a decision comes before its state"
         panel, features = self._panel.state(), self._features.state()
         parts: State = {"pending": self._pending}
         parts |= with_prefix("panel.", panel.arrays) | with_prefix("features.", features.arrays)
@@ -526,12 +533,14 @@ def _restore_line(bundle: Bundle, parts: State, facts: Mapping[str, Any]) -> _Li
 
 def _parse_time(text: str) -> np.datetime64:
     time: np.datetime64 = np.datetime64("NaT", "us")
-    with suppress(ValueError):
-        time = np.datetime64(text, "us")
+    # Neither offsets, which would move a bar to another session, nor years that wrap around.
+    if _TIME.fullmatch(text):
+        with suppress(ValueError):
+            time = np.datetime64(text.replace(" ", "T"), "us")
     if np.isnat(time):
         raise DataError(
             f"{text!r} is no time. Write 2020-01-03, or 2020-01-03T09:35 for bars within the day, "
-            "in the exchange's own time."
+            "in the exchange's own time and without an offset."
         )
     return time
 

@@ -3,7 +3,7 @@
     POST /v1/bars       the bars of one time, and what the account holds; answers the decision
     GET  /v1/decision   the last decision again
     GET  /v1/state      what is served, and up to where
-    GET  /healthz       whether it answers; the only one without a token
+    GET  /healthz       whether it answers; like /openapi.json without a token
 
 1. One bar set at a time. It is refused whole, with a reason, or decided on.
 2. The state is on disk before the answer leaves: a restart goes on behind the last answer. The same
@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
@@ -24,16 +25,19 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from echelon import __version__
-from echelon.errors import EchelonError, StaleBarsError, bound_message
+from echelon.errors import EchelonError, StaleBarsError, StoreError, bound_message
 from echelon.serving.engine import Account, DecisionEngine
+
+log = logging.getLogger(__name__)
 
 MAX_BODY = 16 * 1024 * 1024
 """Bytes of a request: bars of some 50,000 symbols."""
 
-Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Price = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False, strict=True)]
+Amount = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False, strict=True)]
 Symbol = Annotated[str, Field(min_length=1, max_length=64)]
 
 
@@ -51,7 +55,9 @@ class BarIn(BaseModel):
     amount: Amount | None = Field(None, description="money")
     factor: Price | None = Field(None, description="start-anchored adjustment factor")
     pre_close: Price | None = Field(None, description="the exchange's reference price")
-    st: bool = Field(False, description="special treatment (A-shares): a narrower price limit")
+    st: bool = Field(
+        False, strict=True, description="special treatment (A-shares): a narrower price limit"
+    )
 
 
 class AccountIn(BaseModel):
@@ -110,6 +116,7 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
     422: {"model": Problem, "description": "the bars or the account cannot be used"},
     401: {"model": Problem, "description": "no token, or another"},
     413: {"model": Problem, "description": "the body is too large"},
+    503: {"model": Problem, "description": "the state cannot be kept; start the service again"},
 }
 _bearer = HTTPBearer(auto_error=False, description="the value of ECHELON_TOKEN")
 
@@ -144,14 +151,21 @@ def create_app(engine: DecisionEngine, token: str | None) -> FastAPI:
             return _refuse(413, "send Content-Length; bodies of unknown length are not read")
         return await call(request)
 
-    @app.exception_handler(HTTPException)
-    async def say_why(_request: Request, error: HTTPException) -> JSONResponse:
+    @app.exception_handler(StarletteHTTPException)
+    async def say_why(_request: Request, error: StarletteHTTPException) -> JSONResponse:
         headers = {"WWW-Authenticate": "Bearer"} if error.status_code == 401 else None
         return _refuse(error.status_code, str(error.detail), headers)
 
     @app.exception_handler(EchelonError)
     async def refuse_bars(_request: Request, error: EchelonError) -> JSONResponse:
+        if isinstance(error, StoreError):
+            return _refuse(503, str(error))
         return _refuse(409 if isinstance(error, StaleBarsError) else 422, str(error))
+
+    @app.exception_handler(OSError)
+    async def say_disk(_request: Request, error: OSError) -> JSONResponse:
+        log.error("the state cannot be written: %s", error)
+        return _refuse(503, f"the state cannot be written ({error.strerror})")
 
     @app.exception_handler(RequestValidationError)
     async def refuse_body(_request: Request, error: RequestValidationError) -> JSONResponse:
