@@ -236,6 +236,16 @@ def test_bad_bars_are_refused_by_name_and_change_nothing(served: Get) -> None:
     assert answers == expected
 
 
+def test_bar_outside_trading_hours_is_refused(served: Get) -> None:
+    known = served("5min", "SAC")
+    engine = known.engine(4)
+    bars = next(known.bar_sets(engine))
+    for minute in ("03:00", "12:00", "15:05"):
+        with pytest.raises(DataError, match="outside the hours of XSHG"):
+            engine.push(replace(bars, time=np.datetime64(f"{str(bars.time)[:10]}T{minute}", "us")))
+    assert engine.push(bars).time == bars.time
+
+
 def test_bars_of_a_client_become_the_stored_ones(served: Get) -> None:
     known = served("1d", "A2C")
     expected = _decisions(known, 5)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from echelon.data.bars import BOUNDS, PRICES
-from echelon.data.calendars import FROM_DATA, MINUTES, bounds, sessions
+from echelon.data.calendars import FROM_DATA, MINUTES, ROUND_THE_CLOCK, bounds, hours, sessions
 from echelon.data.derive import FIELDS, Listings, PanelKind, RawRows, RowState, derive
 from echelon.data.panel import Panel
 from echelon.errors import DataError, StoreError
@@ -91,6 +91,7 @@ class PanelStream:
         self._facts = facts
         self._state = RowState.start(len(facts.kind.symbols))
         self._days = np.empty(0, dtype="datetime64[us]")
+        self._hours: tuple[np.datetime64, list[Any]] | None = None
 
     @staticmethod
     def from_panel(panel: Panel, facts: StreamFacts) -> PanelStream:
@@ -188,7 +189,24 @@ class PanelStream:
             )
         if kind.calendar != FROM_DATA:
             self._check_session(day, last.astype("datetime64[D]"))
+            if kind.freq != "1d" and kind.calendar != ROUND_THE_CLOCK:
+                self._check_hours(np.asarray(at), day)
         return np.asarray(at)
+
+    def _check_hours(self, at: Times, day: np.datetime64) -> None:
+        """A bar within the day lies in the hours of its session, both ends included, as at import."""
+        kind = self._facts.kind
+        if self._hours is None or self._hours[0] != day:
+            table = hours(kind.calendar, day.astype(date), day.astype(date), kind.timezone)
+            names = ("open", "break_start", "break_end", "close")
+            spans = [table[name].to_numpy().astype("datetime64[us]")[0] for name in names]
+            self._hours = day, spans
+        begin, pause, again, end = self._hours[1]
+        if not begin <= at <= end or pause < at < again:  # NaT, of no break, compares false
+            raise DataError(
+                f"{at} is outside the hours of {kind.calendar} ({begin} to {end}): the bars are of "
+                "another calendar or time zone."
+            )
 
     def _check_session(self, day: np.datetime64, last: np.datetime64) -> None:
         """`day` is a session, and of daily bars the one after `last`."""
