@@ -194,7 +194,7 @@ class PanelStream:
         return np.asarray(at)
 
     def _check_hours(self, at: Times, day: np.datetime64) -> None:
-        """A bar within the day lies in the hours of its session, both ends included, as at import."""
+        """A bar within the day lies in the hours of its session, both ends included."""
         kind = self._facts.kind
         if self._hours is None or self._hours[0] != day:
             table = hours(kind.calendar, day.astype(date), day.astype(date), kind.timezone)
