@@ -42,7 +42,7 @@ from echelon.data.stream import BarSet, PanelStream, StreamFacts, StreamState
 from echelon.envs.act import ActionRule
 from echelon.envs.books import Books
 from echelon.envs.growing import GrowingWorld, live_span
-from echelon.envs.world import WorldFacts
+from echelon.envs.world import World, WorldFacts
 from echelon.errors import (
     DamagedError,
     DataError,
@@ -50,7 +50,6 @@ from echelon.errors import (
     Problem,
     StaleBarsError,
     StoreError,
-    UsageError,
 )
 from echelon.features.engine import FeaturePlan, load_exogenous
 from echelon.features.prepare import panel_fields
@@ -74,7 +73,7 @@ from echelon.serving.decision import (
 from echelon.serving.state_file import read_state, write_state
 from echelon.sources import SourceInfo
 from echelon.states import State, below_prefix, with_prefix
-from echelon.types import Bools, Floats, Floats32
+from echelon.types import Bools, Floats32
 
 BAR_FIELDS = ("open", "high", "low", "close", "volume", "amount", "factor", "pre_close")
 _AGAIN = "Move it away, or name another state file, and the engine starts from the store again."
@@ -108,7 +107,7 @@ class DecisionEngine:
         if isinstance(self.policy, HierarchyPolicy):
             self.policy.keep_record = False
         self._panel, self._features, self._world = line
-        self._state_path = state
+        self._state_path, self._first_row = state, row
         rule = ActionRule.from_config(bundle.config, self.policy.kind)
         self.policy.start(self._world, live_span(row))
         self._books = Books(self._world, rule, RewardConfig(), 1, live_span(row))
@@ -167,6 +166,16 @@ class DecisionEngine:
         return self._world.symbols
 
     @property
+    def world(self) -> World:
+        """The rows that are kept, and their rules."""
+        return self._world
+
+    @property
+    def panel(self) -> PanelStream:
+        """Where the panel's rows come from: its kind, and the last bar."""
+        return self._panel
+
+    @property
     def time(self) -> np.datetime64:
         """Of the last bar."""
         return self._panel.time
@@ -216,27 +225,35 @@ class DecisionEngine:
 
         account: what is held at this close; None: the simulated account, one bar on
         """
+        held = None if account is None else self._book_of(account)
+        fills = self._follow(self._take(bars), held)
+        decision = self._decide(fills)
+        self._decision, self._digest = decision, _digest(bars, account)
+        if self._state_path is not None:
+            write_state(self._state_path, *self._state())
+        self._broken = False
+        return decision
+
+    def observe(self, bars: BarSet) -> int:
+        """Take the bars of one time and decide nothing; the number of their row in `world`."""
+        row = self._take(bars)
+        self._broken = False
+        return row
+
+    def _take(self, bars: BarSet) -> int:
         self._refuse_broken()
         if bars.time <= self.time:
             raise StaleBarsError(
                 f"the bars of {bars.time} are not after the last ones, {self.time}: they are "
                 "repeated or out of order. Push each time once, in order."
             )
-        held = None if account is None else self._book_of(account)
         panel = copy.copy(self._panel)
         row = panel.push(bars)
-        features = self._features.push(row, self._exogenous(bars))
+        features = self._features.push(row, self.with_series(bars).exogenous)
         self._broken = True  # until all of it is done
         self._learn_reasons(panel.reasons)
         self._panel = panel
-        at = self._world.append(row, features.x, features.present)
-        fills = self._follow(at, held)
-        decision = self._decide(fills)
-        self._decision, self._digest = decision, _digest(bars, account)
-        if self._state_path is not None:
-            self._write(self._state_path)
-        self._broken = False
-        return decision
+        return self._world.append(row, features.x, features.present)
 
     def answer(self, bars: BarSet, account: Account | None = None) -> dict[str, Any]:
         """What `push` decides, as JSON; the same bars again get the same answer."""
@@ -273,15 +290,16 @@ class DecisionEngine:
 
     def save(self, path: Path) -> None:
         """Write all that the next decision depends on, whole or not at all."""
-        self._refuse_broken()
-        if self._pending is None:
-            raise UsageError("nothing was decided yet, so there is nothing to save. Push a bar.")
-        self._write(path)
+        write_state(path, *self.state())
 
-    def _write(self, path: Path) -> None:
-        assert self._pending is not None, "a decision comes before its state"
+    def state(self) -> tuple[State, dict[str, Any]]:
+        """(arrays, document) of all that the next decision depends on, for `from_state`."""
+        self._refuse_broken()
+        return self._state()
+
+    def _state(self) -> tuple[State, dict[str, Any]]:
         panel, features = self._panel.state(), self._features.state()
-        parts: State = {"pending": self._pending}
+        parts: State = {} if self._pending is None else {"pending": self._pending}
         parts |= with_prefix("panel.", panel.arrays) | with_prefix("features.", features.arrays)
         parts |= with_prefix("world.", self._world.state())
         parts |= with_prefix("books.", self._books.state())
@@ -298,25 +316,44 @@ class DecisionEngine:
             },
             "decision": self.decision,
             "digest": self._digest,
+            "first_row": self._first_row,
         }
-        write_state(path, parts, facts)
+        return parts, facts
 
     @classmethod
     def restore(cls, bundle: Bundle, path: Path, *, keep: bool = True) -> DecisionEngine:
         """The engine that `save` wrote; keep: every push writes the file again."""
-        parts, facts = read_state(path, _AGAIN)
+        return cls.from_state(bundle, *read_state(path, _AGAIN), path, path if keep else None)
+
+    @classmethod
+    def from_state(
+        cls,
+        bundle: Bundle,
+        parts: State,
+        facts: Mapping[str, Any],
+        path: Path,
+        keep: Path | None = None,
+        lookback: int = 0,
+    ) -> DecisionEngine:
+        """The engine that `state` was of; path: where it was read, for errors.
+
+        keep: file that every push writes; lookback: rows to keep, where more than are needed
+        """
         if facts.get("bundle") != bundle.id:
             raise StoreError(
                 f"{path}: the state of another bundle ({str(facts.get('bundle'))[:12]}) than "
                 f"{bundle.path} ({bundle.id[:12]}). {_AGAIN}"
             )
         try:
-            line = _restore_line(bundle, parts, facts)
-            engine = cls(bundle, line, int(parts["books.row"][0]), path if keep else None)
-            engine._books.restore(below_prefix("books.", parts))
-            if isinstance(engine.policy, StatefulPolicy):
-                engine.policy.restore(below_prefix("policy.", parts))
-            engine._pending = parts["pending"]
+            line = _restore_line(bundle, parts, facts, lookback)
+            decided = "pending" in parts
+            row = parts["books.row"][0] if decided else facts["first_row"]
+            engine = cls(bundle, line, int(row), keep)
+            if decided:
+                engine._books.restore(below_prefix("books.", parts))
+                if isinstance(engine.policy, StatefulPolicy):
+                    engine.policy.restore(below_prefix("policy.", parts))
+                engine._pending = parts["pending"]
             engine._decision, engine._digest = facts["decision"], str(facts["digest"])
         except (KeyError, ValueError, TypeError, StoreError) as error:
             raise DamagedError(path, str(error), _AGAIN) from error
@@ -387,16 +424,16 @@ class DecisionEngine:
             raise DataError(f"the account's cash is {account.cash}, expected 0 or more.")
         return Book(np.array([float(account.cash)]), shares, locked)
 
-    def _exogenous(self, bars: BarSet) -> Floats | None:
-        """[N,K] the series as known at this bar: those of the bar set, or of their files."""
+    def with_series(self, bars: BarSet) -> BarSet:
+        """The bars with the series as known at their time: their own, or those of the files."""
         if not self._features.plan.exogenous or bars.exogenous is not None:
-            return bars.exogenous
+            return bars
         configs, kind = self.bundle.config.data.exogenous, self._panel.kind
         seen = [(stat.st_mtime_ns, stat.st_size) for stat in (c.path.stat() for c in configs)]
         if self._series is None or seen != self._series_seen:  # new values may have come
             place = kind.symbols, kind.freq, kind.calendar, kind.timezone
             self._series, self._series_seen = ExogenousStream(configs, *place), seen
-        return self._series.at(bars.time)
+        return replace(bars, exogenous=self._series.at(bars.time))
 
     def _learn_reasons(self, reasons: Sequence[str | None]) -> None:
         if reasons is self._panel.reasons:
@@ -491,7 +528,7 @@ def take_rows(panel: Panel, rows: slice) -> Panel:
     return replace(panel, **parts)
 
 
-def _restore_line(bundle: Bundle, parts: State, facts: Mapping[str, Any]) -> _Line:
+def _restore_line(bundle: Bundle, parts: State, facts: Mapping[str, Any], lookback: int) -> _Line:
     """Streams and world as they were saved."""
     universe, config, symbols = bundle.universe, bundle.config, bundle.symbols
     info = SourceInfo(
@@ -525,7 +562,7 @@ def _restore_line(bundle: Bundle, parts: State, facts: Mapping[str, Any]) -> _Li
         below_prefix("world.", parts),
         kind_of_world,
         config,
-        lookback=_lookback(bundle),
+        lookback=max(_lookback(bundle), lookback),
         costs=float(config.eval.use_fee),
     )
     return _Line(panel, features, world)
