@@ -195,7 +195,7 @@ class PanelStream:
                 f"the bar set of {at} is not after the last one, {last}: it is repeated or out of "
                 "order. Push each time once, in order."
             )
-        missing = self.missing_sessions(last, np.datetime64(at))
+        missing = self.missing_sessions(last, at)
         if len(missing):
             raise DataError(
                 f"the session {missing[0].item().date()} is missing before "
@@ -221,7 +221,7 @@ class PanelStream:
                 self._check_hours(np.asarray(at), day)
         return np.asarray(at)
 
-    def missing_sessions(self, last: np.datetime64, at: np.datetime64) -> Times:
+    def missing_sessions(self, last: np.datetime64, at: np.datetime64 | Times) -> Times:
         """Of daily bars: sessions of the calendar between the bars of `last` and `at`."""
         kind = self._facts.kind
         if kind.freq != "1d" or kind.calendar == FROM_DATA or np.isnat(last):

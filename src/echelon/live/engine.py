@@ -13,9 +13,9 @@ A step, for each bar set that the gate lets pass:
 5. The orders are sent; what the venue answers is an entry of the next commit. Without an answer an
    order is unknown until the venue says what became of it, and is never decided again.
 
-Everything that the engine knows follows from the journal (`LiveState.apply`), so starting is recovering: the
-last snapshot, the entries behind it, then the venue is asked about every order that is not final,
-and gets those that it never got. An order's id follows from bundle, bar, symbol and number: a venue
+Everything that the engine knows follows from the journal (`LiveState.apply`), so starting is
+recovering: the last snapshot, the entries behind it, then the venue is asked about every order that
+is not final, and gets those that it never got. An order's id follows from bundle, bar, symbol and number: a venue
 that has it refuses a second. Where venue and journal differ, the engine halts and says how.
 
 A halted engine goes on reading, deciding and writing down; it sends nothing. Wall-clock times are
@@ -222,7 +222,7 @@ class LiveEngine(Closing):
             )
         about = {"bundle": bundle.id, "broker": broker.name, "symbols": list(bundle.symbols)}
         about["policy"] = bundle.manifest["policy"]
-        opened = Journal.open(journal, about)
+        opened = Journal.open(journal, about, sync=config.sync)
         try:
             last = opened.last_snapshot()
             if last is None:
@@ -523,7 +523,7 @@ class LiveEngine(Closing):
         return differences
 
     def _ask_account(self) -> Account:
-        """What the venue holds of the bundle's symbols; what no policy can hold halts the engine."""
+        """What the venue holds of the bundle's symbols; less than nothing halts the engine."""
         account = self._ask(self.broker.account)
         foreign = sorted(account.positions.keys() - set(self.decider.symbols))
         if foreign and foreign != self._foreign:
