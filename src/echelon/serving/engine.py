@@ -237,7 +237,7 @@ class DecisionEngine:
             st[n] = bool(bar.get("st", False))
         if problems:
             raise InvalidDataError(problems, f"{len(problems)} problem(s) in the {place}")
-        return BarSet(time=_parse_time(time), st=st, benchmark=benchmark, **grids)
+        return BarSet(time=parse_time(time), st=st, benchmark=benchmark, **grids)
 
     def push(self, bars: BarSet, account: Account | None = None) -> Decision:
         """Decide on the bars of one time; raises DataError, and changes nothing, by bad input.
@@ -603,7 +603,8 @@ def _source(bundle: Bundle) -> SourceInfo:
     )
 
 
-def _parse_time(text: str) -> np.datetime64:
+def parse_time(text: str) -> np.datetime64:
+    """A bar's time as people and messages write it, in the exchange's own time."""
     time: np.datetime64 = np.datetime64("NaT", "us")
     # Neither offsets, which would move a bar to another session, nor years that wrap around.
     if _TIME.fullmatch(text):
