@@ -77,7 +77,7 @@ class Book:
     def __init__(self, path: Path, cash: float) -> None:
         self.db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self.db.row_factory = sqlite3.Row
-        self.db.executescript("PRAGMA journal_mode=WAL;" + _TABLES)
+        self.db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;" + _TABLES)
         self.db.execute("INSERT OR IGNORE INTO cash VALUES (1, ?)", (cash,))
         self.lock = threading.RLock()
         self.fill = "at_once"

@@ -22,7 +22,7 @@ from pydantic import SecretStr
 from echelon.errors import ConfigError, UsageError
 from echelon.live.alpaca_api import Keys, override_url
 from echelon.live.brokers import BrokerError, OrderRequest, OrderStatus
-from echelon.live.brokers.alpaca import AlpacaBroker, time_in_force
+from echelon.live.brokers.alpaca import AlpacaBroker, open_alpaca, time_in_force
 
 pytest.importorskip("alpaca", reason="alpaca-py is in the extra `live`")
 
@@ -38,13 +38,13 @@ def venue(tmp_path: Path) -> Iterator[FakeAlpaca]:
 
 
 def broker_at(venue: FakeAlpaca, **settings: Any) -> AlpacaBroker:
-    given = {"keys": KEYS, "url": venue.url, "seconds": 0.4, "freq": "1min", **settings}
+    given = {"keys": KEYS, "url": venue.url, "seconds": 10.0, "freq": "1min", **settings}
     return AlpacaBroker(given.pop("symbols", SYMBOLS), **given)
 
 
 @pytest.fixture
 def broker(venue: FakeAlpaca) -> Iterator[AlpacaBroker]:
-    with broker_at(venue) as opened:
+    with broker_at(venue, seconds=1.0) as opened:
         yield opened
 
 
@@ -389,9 +389,9 @@ def test_wrong_keys_stop_with_a_remedy_and_are_never_shown(
     caplog.set_level(logging.DEBUG)
     secret = "aSecretThatNobodyMaySee"
     with broker_at(venue, keys=Keys(SecretStr("aKeyNobodySees"), SecretStr(secret))) as broker:
-        for request in (broker.account, lambda: broker.submit([order("a")])):
+        for ask_venue in (broker.account, lambda: broker.submit([order("a")])):
             with pytest.raises(ConfigError, match="APCA_API_SECRET_KEY") as caught:
-                request()
+                ask_venue()
             assert "aKeyNobodySees" not in str(caught.value)
             assert secret not in str(caught.value)
         shown = repr(broker._keys) + repr(vars(broker)) + caplog.text
@@ -404,7 +404,7 @@ def test_no_failure_shows_the_keys(
     venue: FakeAlpaca, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    with broker_at(venue) as broker:
+    with broker_at(venue, seconds=1.0) as broker:
         venue.strike(fault, fault)
         answers = broker.submit([order("a")])
         with pytest.raises(BrokerError) as caught:
@@ -414,9 +414,11 @@ def test_no_failure_shows_the_keys(
     assert SECRET not in text
 
 
-def bundle(**universe: Any) -> Any:
+def request(address: str, **universe: Any) -> Any:
     facts = {"timezone": "America/New_York", "calendar": "XNYS", "freq": "1d", **universe}
-    return SimpleNamespace(path="b", symbols=SYMBOLS, universe=facts, rules={"lots": False})
+    rules = {"lots": False}
+    bundle = SimpleNamespace(path="b", symbols=SYMBOLS, universe=facts, rules=rules)
+    return SimpleNamespace(address=address, bundle=bundle)
 
 
 @pytest.fixture
@@ -429,28 +431,28 @@ def keys_set(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_the_paper_account_unless_told_twice(keys_set: pytest.MonkeyPatch) -> None:
-    with AlpacaBroker.from_bundle("alpaca", bundle()) as paper:
+    with open_alpaca(request("")) as paper:
         assert paper._client._base_url == "https://paper-api.alpaca.markets"
         assert paper.name == "alpaca"
     keys_set.setenv("ECHELON_ALPACA_LIVE", "yes")
-    with AlpacaBroker.from_bundle("alpaca", bundle()) as paper:
+    with open_alpaca(request("")) as paper:
         assert paper._client._base_url == "https://paper-api.alpaca.markets"
-    with AlpacaBroker.from_bundle("alpaca:live", bundle()) as live:
+    with open_alpaca(request("live")) as live:
         assert live._client._base_url == "https://api.alpaca.markets"
         assert live.name == "alpaca:live"  # so that a journal of one is refused with the other
     keys_set.setenv("ECHELON_ALPACA_LIVE", "1")
     with pytest.raises(UsageError, match="ECHELON_ALPACA_LIVE=yes"):
-        AlpacaBroker.from_bundle("alpaca:live", bundle())
+        open_alpaca(request("live"))
     with pytest.raises(UsageError, match="alpaca or alpaca:live"):
-        AlpacaBroker.from_bundle("alpaca:lively", bundle())
+        open_alpaca(request("lively"))
 
 
 def test_keys_are_needed_and_another_market_is_refused(keys_set: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="US stocks"):
-        AlpacaBroker.from_bundle("alpaca", bundle(timezone="Asia/Shanghai", calendar="XSHG"))
+        open_alpaca(request("", timezone="Asia/Shanghai", calendar="XSHG"))
     keys_set.delenv("APCA_API_SECRET_KEY")
     with pytest.raises(ConfigError, match="APCA_API_SECRET_KEY"):
-        AlpacaBroker.from_bundle("alpaca", bundle())
+        open_alpaca(request(""))
 
 
 def test_the_url_of_a_fake_is_one_on_this_machine(keys_set: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, time, timedelta
 from decimal import ROUND_DOWN, Decimal
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
 
 from echelon.errors import UsageError, shorten
@@ -40,6 +40,7 @@ from echelon.live.alpaca_api import (
 from echelon.live.brokers import (
     OPEN,
     BrokerError,
+    BrokerRequest,
     OrderRequest,
     OrderState,
     OrderStatus,
@@ -47,9 +48,6 @@ from echelon.live.brokers import (
 )
 from echelon.serving.engine import Account
 from echelon.types import Freq
-
-if TYPE_CHECKING:
-    from echelon.serving.bundle import Bundle
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +86,30 @@ def time_in_force(freq: Freq, shares: float, at: datetime) -> Literal["opg", "da
     clock = at.astimezone(_NEW_YORK).time()
     takes = clock >= _AUCTION_FROM or clock < _AUCTION_UNTIL
     return "opg" if freq == "1d" and takes and shares == math.floor(shares) else "day"
+
+
+def open_alpaca(request: BrokerRequest) -> AlpacaBroker:
+    """`alpaca`, the paper account, or `alpaca:live`."""
+    if request.address not in ("", "live"):
+        raise UsageError(
+            f"--broker alpaca:{shorten(request.address, 40)}: expected alpaca or alpaca:live."
+        )
+    live = request.address == "live"
+    if live and os.environ.get(LIVE_VARIABLE, "").strip().lower() != "yes":
+        raise UsageError(
+            f"--broker alpaca:live trades with real money: set {LIVE_VARIABLE}=yes as well, or use "
+            "--broker alpaca for the paper account."
+        )
+    bundle = request.bundle
+    universe = bundle.universe
+    if universe["timezone"] != str(_NEW_YORK):
+        raise UsageError(
+            f"{bundle.path}: its market is {universe['calendar']}; Alpaca trades US stocks. Use "
+            "--broker paper or sheet:DIRECTORY."
+        )
+    lots = bool(bundle.rules.get("lots"))
+    url = override_url()
+    return AlpacaBroker(bundle.symbols, universe["freq"], lots=lots, live=live, url=url)
 
 
 class _Known(NamedTuple):
@@ -129,28 +151,6 @@ class AlpacaBroker(Closing):
         self._client_ids: dict[str, str] = {}  # by the venue's id
         self._listed: dict[str, float] = {}  # venue's id → shares that its activities add up to
         self._foreign: set[str] = set()  # symbols that were warned of
-
-    @classmethod
-    def from_bundle(cls, text: str, bundle: Bundle) -> AlpacaBroker:
-        """Of "alpaca" or "alpaca:live"."""
-        account = text.partition(":")[2]
-        if account not in ("", "paper", "live"):
-            raise UsageError(f"--broker {shorten(text, 60)}: expected alpaca or alpaca:live.")
-        live = account == "live"
-        if live and os.environ.get(LIVE_VARIABLE, "").strip().lower() != "yes":
-            raise UsageError(
-                f"--broker alpaca:live trades with real money: set {LIVE_VARIABLE}=yes as well, or "
-                "use --broker alpaca for the paper account."
-            )
-        universe = bundle.universe
-        if universe["timezone"] != str(_NEW_YORK):
-            raise UsageError(
-                f"{bundle.path}: its market is {universe['calendar']}; Alpaca trades US stocks. "
-                "Use --broker paper or sheet:DIRECTORY."
-            )
-        lots = bool(bundle.rules.get("lots"))
-        place = override_url()
-        return cls(bundle.symbols, universe["freq"], lots=lots, live=live, url=place)
 
     def close(self) -> None:
         """See Broker."""
