@@ -215,7 +215,7 @@ def replay(
         f"{len(done.decisions)} decisions of {journal} made again: equal, bit for bit"
         + (
             f"; {done.compared} bars with {done.orders} orders, fills and equity equal the backtest"
-            if done.backtest is not None
+            if done.compared
             else "; fills were a venue's, so no backtest is compared"
         )
         + (f" (up to {done.touched}, where orders were stopped)" if done.touched else "")

@@ -303,7 +303,7 @@ class DecisionEngine:
         parts |= with_prefix("panel.", panel.arrays) | with_prefix("features.", features.arrays)
         parts |= with_prefix("world.", self._world.state())
         parts |= with_prefix("books.", self._books.state())
-        if isinstance(self.policy, StatefulPolicy):
+        if self._pending is not None and isinstance(self.policy, StatefulPolicy):
             parts |= with_prefix("policy.", self.policy.state())
         data = self._world.facts
         facts = {
