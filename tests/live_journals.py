@@ -46,7 +46,7 @@ def write_journal(
         decider.complete()
         _write_fills(journal, done, sent, k)
         body, data = encode_bars(bars)
-        more = {"offsets": {"store": k + 1}, "received": "2026-01-01T00:00:00+00:00"}
+        more = {"offsets": {"store": k + 1}, "seen": {"store": k}, "received": "2026-01-01T00:00:00+00:00"}
         journal.append("bars", {**body, **more}, data)
         journal.append("account", account._asdict())
         journal.append("decision", decision.to_dict())

@@ -19,6 +19,7 @@ from echelon.envs.world import World
 from echelon.errors import DataError
 from echelon.live.engine import account_of
 from echelon.live.journal import Journal, decode_bars
+from echelon.population.policy import HierarchyPolicy
 from echelon.serving.bundle import Bundle
 from echelon.serving.decision import Decision
 from echelon.serving.engine import DecisionEngine
@@ -78,7 +79,10 @@ def replay_journal(bundle: Bundle, journal: Journal) -> JournalReplay:
         elif kind == "stopped":
             touched = touched or body["bar"]
     backtest, compared = None, 0
-    policy, span = bundle.policy(), range(first, first + len(decisions))
+    # The policy of an engine knows what the router saw before the journal's first bar.
+    policy, span = rows.policy, range(first, first + len(decisions))
+    if isinstance(policy, HierarchyPolicy):
+        policy.keep_record = True
     if len(decisions) > 1:
         backtest = run_backtest(policy, rows.world, span, bundle.config)
     if backtest is not None and journal.about()["broker"] == "paper":

@@ -437,7 +437,7 @@ def _shortfall_plot(costs: pl.DataFrame, initial: float, words: Words) -> Plot:
     times, layers = by_bar["time"].to_numpy(), []
     roles = dict(zip(SHORTFALL, ("asset1", "slippage", "commission", "loss"), strict=True))
     for name in (*SHORTFALL, "total"):
-        if not by_bar[name].any():
+        if not (by_bar[name] != 0.0).any():
             continue
         so_far = by_bar[name].cum_sum().to_numpy() / initial * 100.0
         role, width = ("accent", 2.6) if name == "total" else (roles[name], 1.4)

@@ -303,7 +303,7 @@ class DecisionEngine:
         parts |= with_prefix("panel.", panel.arrays) | with_prefix("features.", features.arrays)
         parts |= with_prefix("world.", self._world.state())
         parts |= with_prefix("books.", self._books.state())
-        if self._pending is not None and isinstance(self.policy, StatefulPolicy):
+        if isinstance(self.policy, StatefulPolicy):
             parts |= with_prefix("policy.", self.policy.state())
         data = self._world.facts
         facts = {
@@ -349,10 +349,10 @@ class DecisionEngine:
             decided = "pending" in parts
             row = parts["books.row"][0] if decided else facts["first_row"]
             engine = cls(bundle, line, int(row), keep)
+            if isinstance(engine.policy, StatefulPolicy):
+                engine.policy.restore(below_prefix("policy.", parts))
             if decided:
                 engine._books.restore(below_prefix("books.", parts))
-                if isinstance(engine.policy, StatefulPolicy):
-                    engine.policy.restore(below_prefix("policy.", parts))
                 engine._pending = parts["pending"]
             engine._decision, engine._digest = facts["decision"], str(facts["digest"])
         except (KeyError, ValueError, TypeError, StoreError) as error:
