@@ -15,8 +15,9 @@ A step, for each bar set that the gate lets pass:
 
 Everything that the engine knows follows from the journal (`LiveState.apply`), so starting is
 recovering: the last snapshot, the entries behind it, then the venue is asked about every order that
-is not final, and gets those that it never got. An order's id follows from bundle, bar, symbol and number: a venue
-that has it refuses a second. Where venue and journal differ, the engine halts and says how.
+is not final, and gets those that it never got. An order's id follows from bundle, bar, symbol and
+number: a venue that has it refuses a second. Where venue and journal differ, the engine halts and
+says how.
 
 A halted engine goes on reading, deciding and writing down; it sends nothing. Wall-clock times are
 written down and not used again; waiting is measured by the monotonic clock.

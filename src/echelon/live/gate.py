@@ -3,8 +3,8 @@
 1. `take` reads messages into the set of their time. What cannot be used (a time that is over or off
    the calendar, a second bar, a value that is no number) is refused, with its reason.
 2. A set is complete when every source has said `close`, when every symbol that is expected has its
-   bar, or, of a live feed, at the deadline after its first message. History without `close` is
-   complete when two later times have come, or at its end.
+   bar, or, of a live feed, at the deadline after its first message. A source of history that says
+   no `close` is done with a time when two later ones have come, or at its end.
 3. `ready` passes the oldest set once it is complete. Bars that no market has are refused one by one
    and count as missing: values out of bounds, jumps that the next bar does not confirm, prices that
    stand still. Missing symbols are carried as not tradable, or halt, by rule.
@@ -195,7 +195,9 @@ class Gate:
                 self._refuse(message, "unreadable", detail)
                 continue
             time = message.time
-            self._newest[message.source] = time
+            newest = self._newest.get(message.source)
+            if newest is None or time > newest:
+                self._newest[message.source] = time
             pending = self._pending.get(time)
             if pending is None:
                 if message.kind == "close":
@@ -287,9 +289,9 @@ class Gate:
     def _take_bar(self, item: _Item) -> None:
         message, pending = item
         body = message.body
-        n = self._column.get(body.get("symbol"))  # type: ignore[arg-type]
+        n = self._column_of(body)
         if n is None:
-            symbol = str(body.get("symbol"))
+            symbol = shorten(str(body.get("symbol")), 64)
             if symbol not in self._strangers and len(self._strangers) < _MOST_REFUSALS:
                 self._strangers.add(symbol)
                 self._refuse(message, "universe", "not in the bundle's universe")
@@ -322,6 +324,10 @@ class Gate:
             rows[name][n] = number
         pending.st[n] = body.get("st") is True
 
+    def _column_of(self, body: Mapping[str, Any]) -> int | None:
+        symbol = body.get("symbol")
+        return self._column.get(symbol) if isinstance(symbol, str) else None
+
     def _take_benchmark(self, item: _Item) -> None:
         message, pending = item
         level = message.body.get("level")
@@ -338,7 +344,7 @@ class Gate:
 
     def _take_facts(self, item: _Item) -> None:
         message, pending = item
-        n = self._column.get(message.body.get("symbol"))  # type: ignore[arg-type]
+        n = self._column_of(message.body)
         if n is None:
             return  # of a symbol that nobody asked about
         for name in ("listed", "delisted"):
@@ -379,7 +385,14 @@ class Gate:
         if self._live:
             level = pending.benchmark is not None or not self._panel.has_benchmark
             return level and bool(self._expected) and self._expected <= pending.came
-        return len(self._pending) > _WINDOW
+        return bool(self._sources) and all(self._is_over(s, pending.time) for s in self._sources)
+
+    def _is_over(self, source: str, time: np.datetime64) -> bool:
+        """Whether nothing more of a time is expected of a source of history."""
+        if source in self._closed:
+            return bool(self._closed[source] >= time)
+        newest = self._newest.get(source)
+        return newest is not None and sum(time < t <= newest for t in self._pending) >= _WINDOW
 
     def _judge_missing(self, pending: _Pending) -> Iterator[Halt]:
         """By rule, of symbols without a bar at the deadline."""
