@@ -97,7 +97,7 @@ def run(
     loaded, place, until = _open_bundle(bundle, store, begin, trust_code)
     with ExitStack() as stack:
         source = open_feed(feed, loaded, place)
-        venue = open_broker(broker, loaded, journal, place, until)
+        venue = open_broker(broker, loaded, journal, place, until, settings)
         engine = LiveEngine.open(loaded, place, journal, source, venue, settings, until=until)
         stack.enter_context(engine)
         if token is not None:

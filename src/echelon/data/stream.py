@@ -226,7 +226,7 @@ class PanelStream:
         kind = self._facts.kind
         if kind.freq != "1d" or kind.calendar == FROM_DATA or np.isnat(last):
             return self._days[:0]
-        self._reach(at.astype("datetime64[D]"))
+        self._reach(np.datetime64(at.astype("datetime64[D]").item(), "D"))
         begin, end = np.searchsorted(self._days, [last, at], side="left")
         begin += int(begin < len(self._days) and self._days[begin] == last)
         return self._days[begin:end]

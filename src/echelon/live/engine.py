@@ -52,6 +52,7 @@ from echelon.live.brokers import (
     OrderStatus,
     SimulatedVenue,
     VenueFill,
+    account_of,
 )
 from echelon.live.feeds import Feed
 from echelon.live.gate import Gate, Halt
@@ -709,11 +710,6 @@ _MOST_AHEAD = 5.0
 
 class Interrupted(EchelonError):
     """A stop was asked for while the engine waited for its venue."""
-
-
-def account_of(body: Mapping[str, Any]) -> Account:
-    """The account of an entry."""
-    return Account(body["cash"], body["positions"], body["locked"])
 
 
 def add_fills(account: Account, fills: Sequence[VenueFill]) -> Account:

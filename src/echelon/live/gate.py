@@ -392,7 +392,9 @@ class Gate:
         if source in self._closed:
             return bool(self._closed[source] >= time)
         newest = self._newest.get(source)
-        return newest is not None and sum(time < t <= newest for t in self._pending) >= _WINDOW
+        if newest is None:
+            return False
+        return sum(bool(time < t <= newest) for t in self._pending) >= _WINDOW
 
     def _judge_missing(self, pending: _Pending) -> Iterator[Halt]:
         """By rule, of symbols without a bar at the deadline."""

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest
 from echelon.envs.world import World
 from echelon.errors import DataError
-from echelon.live.engine import account_of
+from echelon.live.brokers import account_of
 from echelon.live.journal import Journal, decode_bars
 from echelon.population.policy import HierarchyPolicy
 from echelon.serving.bundle import Bundle
@@ -120,7 +118,7 @@ def _engine(bundle: Bundle, journal: Journal, *, keep_all: bool = False) -> Deci
     parts, facts = decode_state(first[1], journal.path, _REMEDY)
     n_bars = sum(1 for _ in journal.entries(kinds=("decision",))) if keep_all else 0
     below = below_prefix("engine.", parts)
-    lookback = n_bars + len(np.atleast_1d(below["world.rows.times"])) if keep_all else 0
+    lookback = n_bars + len(below["world.rows.times"]) if keep_all else 0
     return DecisionEngine.from_state(
         bundle, below, facts["engine"], journal.path, lookback=lookback
     )

@@ -391,7 +391,7 @@ class VenueJournal(Journal):
             row = self._db.execute("SELECT seq FROM orders WHERE id = ?", (name,)).fetchone()
             if row is not None:
                 found.setdefault(int(row[0]), []).append(name)
-        known = {}
+        known: dict[str, OrderStatus] = {}
         for seq, names in found.items():
             entry = next(self.entries(seq - 1))
             said = {status.id: status for status in statuses(entry.body["statuses"])}
