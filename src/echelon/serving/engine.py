@@ -362,10 +362,10 @@ class DecisionEngine:
             decided = "pending" in parts
             row = parts["books.row"][0] if decided else facts["first_row"]
             engine = cls(bundle, line, int(row), keep)
+            if isinstance(engine.policy, StatefulPolicy):
+                engine.policy.restore(below_prefix("policy.", parts))
             if decided:
                 engine._books.restore(below_prefix("books.", parts))
-                if isinstance(engine.policy, StatefulPolicy):
-                    engine.policy.restore(below_prefix("policy.", parts))
                 engine._pending = parts["pending"]
             engine._decision, engine._digest = facts["decision"], str(facts["digest"])
         except (KeyError, ValueError, TypeError, StoreError) as error:
