@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from echelon.errors import ConfigError, UsageError
 
 SecretName: TypeAlias = Literal[
-    "tushare_token", "echelon_redis_url", "echelon_cache_key", "echelon_token"
+    "tushare_token", "echelon_redis_url", "echelon_cache_key", "echelon_token", "echelon_kafka"
 ]
 
 
@@ -37,6 +37,9 @@ class Secrets(BaseSettings):
     """the key that signs entries of the Redis cache, a long random text"""
     echelon_token: SecretStr | None = None
     """the token that clients of the decision service send, a long random text"""
+    echelon_kafka: SecretStr | None = None
+    """security settings of Kafka's client, a JSON object by librdkafka's names, such as
+    {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": …}"""
 
     def require(self, name: SecretName) -> SecretStr:
         """Return the secret, or say which environment variable to set and how."""
