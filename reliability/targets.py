@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
+import json
 import random
 import sys
 from collections.abc import Callable, Mapping
@@ -20,10 +21,10 @@ from typing import Any, NamedTuple
 import yaml
 
 from reliability import mutate
-from reliability.cases import Case, run_command
+from reliability.cases import Case, CommandEnd, Outcome, run_command
 from reliability.mutate import Rng
 from reliability.watched import Job, Runner
-from reliability.worlds import ROOT, SMALL, options
+from reliability.worlds import ROOT, SERVED, SMALL, options
 
 _EVIL = {"evil.py": mutate.CODE.encode()}
 """A module that a configuration may name; nothing that only looks at the configuration runs it."""
@@ -640,6 +641,180 @@ def execution_run(rng: Rng, corpus: Corpus) -> Case:
     return _run_case(rng, corpus, "execution", words)
 
 
+# --- what decides: bundles, an engine's state, requests of its service
+
+
+def bundle_files(rng: Rng, corpus: Corpus) -> Case:
+    """A bundle with damaged files; at times its manifest says that they are right."""
+    world = rng.choice(SERVED)
+    words = rng.choice((["bundle", "verify", "bundle"], ["bundle", "show", "bundle"]))
+    files = _damage(rng, corpus, world, "bundle")
+    if rng.random() < 0.1:
+        files[f"bundle/{rng.choice(('evil.py', 'more.onnx', '.hidden', 'a b'))}"] = _EVIL["evil.py"]
+    return Case(words, files, world, ("bundle",), {"signed": rng.random() < 0.6})
+
+
+def bundle_replay(rng: Rng, corpus: Corpus) -> Case:
+    """A damaged bundle, replayed on its run and store, of which one may be damaged as well."""
+    case = bundle_files(rng, corpus)
+    words = ["bundle", "replay", "bundle", "--run", "run", "--bars", "3"]
+    more = _damage(rng, corpus, case.world, rng.choice(("bundle", "store", "run/prepared")))
+    parts = ("bundle", "run", "store")
+    return Case(words, {**case.files, **more}, case.world, parts, case.extra)
+
+
+def run_bundle(case: Case) -> None:
+    """Sign the bundle as an author could, whatever it holds now, and look at it."""
+    manifest = Path("bundle/manifest.json")
+    if case.extra["signed"] and manifest.exists():
+        from echelon.files import json_line
+        from echelon.serving.bundle import write_manifest
+
+        try:
+            facts = json.loads(manifest.read_bytes())
+            json_line(facts, allow_nan=True, ensure_ascii=False).encode()
+        except (ValueError, RecursionError):  # nothing that could be signed
+            facts = None
+        if isinstance(facts, dict):
+            facts.pop("sha256", None)
+            manifest.unlink()
+            write_manifest(Path("bundle"), facts)
+    run_command(case)
+
+
+_SERVICE = ("bundle", "bodies.json")
+
+
+def engine_state(rng: Rng, corpus: Corpus) -> Case:
+    """The state of an engine: its bytes damaged, or its content with a hash that fits."""
+    world = rng.choice(SERVED)
+    case = Case((), {}, world, (*_SERVICE, "engine.state"), {"seed": rng.getrandbits(32)})
+    if rng.random() < 0.4:
+        data = mutate.mutate_safetensors(rng, corpus.data(world, "engine.state"))
+        return Case((), {"engine.state": data}, world, _SERVICE, {"seed": None})
+    return case
+
+
+def run_state(case: Case) -> None:
+    """Restore an engine from the file and push two bars, as a service that starts again does."""
+    from echelon.serving.engine import DecisionEngine
+    from echelon.serving.state_file import read_state, write_state
+
+    path = Path("engine.state")
+    if case.extra["seed"] is not None:
+        rng = random.Random(case.extra["seed"])
+        arrays, facts = read_state(path, "")
+        for name in rng.sample(sorted(arrays), rng.choice((0, 1, 1, 2))):
+            if rng.random() < 0.1:
+                del arrays[name]
+                continue
+            array = mutate.mutate_array(rng, arrays[name])
+            if array.dtype.str[1:] in _STORABLE:
+                arrays[name] = array
+        if rng.random() < 0.4:
+            facts = _storable(mutate.mutate_tree(rng, facts), facts)
+        write_state(path, arrays, facts)
+    engine = DecisionEngine.restore(_served_bundle(case.world), path)
+    for body in json.loads(Path("bodies.json").read_bytes())[1:3]:
+        engine.answer(engine.read_bars(body["time"], body["bars"]))
+        engine.complete()
+        json.dumps(engine.summary(), allow_nan=False)
+
+
+_STORABLE = frozenset({"f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u8", "b1"})
+
+
+def _storable(tree: Any, otherwise: Any) -> Any:
+    """A mapping that a state file can hold, or what was there before."""
+    try:
+        json.dumps(tree).encode()
+    except (ValueError, TypeError, RecursionError):
+        return otherwise
+    return tree if isinstance(tree, dict) else otherwise
+
+
+@functools.cache
+def _served_bundle(world: str) -> Any:
+    """The bundle of a world, which no case damages, loaded once a worker."""
+    from echelon.serving.bundle import load_bundle
+
+    return load_bundle(Path("bundle"))
+
+
+@functools.cache
+def _expected(world: str) -> tuple[int, Any]:
+    """Status and answer to the good request that every case of `service_request` ends with."""
+    return _ask(_client(world), _bodies()[1])
+
+
+def service_request(rng: Rng, corpus: Corpus) -> Case:
+    """A request of the decision service that it did not expect."""
+    world = rng.choice(SERVED)
+    body = json.loads(corpus.data(world, "bodies.json"))[1]
+    if rng.random() < 0.4:
+        account = {"cash": 1000.0, "positions": {"AAA": 10.0}, "locked": {"AAA": 5.0}}
+        body |= rng.choice(({"account": account}, {"benchmark": 100.0}, {"account": None}))
+    data = mutate.mutate_json(rng, json.dumps(body).encode())
+    headers = {"authorization": f"Bearer {_TOKEN}", "content-type": "application/json"}
+    if rng.random() < 0.1:
+        name = rng.choice((*headers, "content-length", "transfer-encoding", "host", "accept"))
+        headers[name] = str(rng.choice((mutate.word(rng), mutate.number(rng), "chunked")))[:1000]
+    place = "/v1/bars" if rng.random() < 0.95 else rng.choice(_PLACES)
+    extra = {"headers": headers, "method": rng.choice(("POST",) * 9 + ("PUT",)), "place": place}
+    return Case((), {"request": data}, world, (*_SERVICE, "engine.state"), extra)
+
+
+_TOKEN = "a-token-of-some-length"
+_PLACES = ("/v1/decision", "/v1/state", "/healthz", "/openapi.json", "/v1/../v1/bars", "/%00")
+
+
+def run_service(case: Case) -> None:
+    """Send the request; whatever is refused, the good one after it gets its usual answer."""
+    expected = _expected(case.world)
+    client = _client(case.world)
+    status, answer = _ask(client, Path("request").read_bytes(), case.extra)
+    if status >= 500:
+        raise RuntimeError(f"status {status}: {str(answer)[:300]}")
+    if status < 400:
+        return
+    if not isinstance(answer, dict) or not str(answer.get("error", "")):
+        raise RuntimeError(f"refused without a reason: {str(answer)[:300]}")
+    if (after := _ask(client, _bodies()[1])) != expected:
+        raise RuntimeError(f"refused, and then another answer: {str(after)[:300]}")
+    raise CommandEnd(Outcome("error", f"HTTP {status}", text=str(answer["error"])))
+
+
+def _bodies() -> list[bytes]:
+    bodies = json.loads(Path("bodies.json").read_bytes())
+    return [json.dumps(body).encode() for body in bodies]
+
+
+def _client(world: str) -> Any:
+    """A service that starts again from its state."""
+    from fastapi.testclient import TestClient
+
+    from echelon.serving.engine import DecisionEngine
+    from echelon.serving.service import create_app
+
+    engine = DecisionEngine.restore(_served_bundle(world), Path("engine.state"))
+    return TestClient(create_app(engine, _TOKEN))
+
+
+def _ask(client: Any, body: bytes, more: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+    """(status, JSON of the answer, or its text)."""
+    given = more or {
+        "headers": {"authorization": f"Bearer {_TOKEN}", "content-type": "application/json"},
+        "method": "POST",
+        "place": "/v1/bars",
+    }
+    headers = {k: v.encode("utf-8", "surrogatepass") for k, v in given["headers"].items()}
+    answer = client.request(given["method"], given["place"], content=body, headers=headers)
+    try:
+        return answer.status_code, answer.json()
+    except ValueError:
+        return answer.status_code, answer.text
+
+
 # --- the table
 
 
@@ -682,6 +857,10 @@ TARGETS = {
         Target("evaluate", 0.3, evaluate_run, seconds=60, worlds=_ALL),
         Target("report", 0.02, report_run, seconds=90, worlds=_ALL),
         Target("resume", 0.15, resume_run, seconds=90, worlds=_ALL),
+        Target("bundle", 2, bundle_files, run_bundle, worlds=SERVED),
+        Target("replay", 0.05, bundle_replay, run_bundle, seconds=60, worlds=SERVED),
+        Target("state", 2, engine_state, run_state, worlds=SERVED),
+        Target("request", 4, service_request, run_service, worlds=SERVED),
         Target("execution", 0.15, execution_run, seconds=60, worlds=("execution",)),
     )
 }
