@@ -778,7 +778,9 @@ def _other_attribute(rng: Rng, model: Any) -> None:
     for k in range(len(attribute.ints)):
         attribute.ints[k] = rng.choice((-1, 0, 1, 2, 10**9))
     if rng.random() < 0.2:
-        attribute.g.CopyFrom(model.graph)
+        inner = type(model.graph)()
+        inner.CopyFrom(model.graph)  # a message copied into its own part would never end
+        attribute.g.CopyFrom(inner)
 
 
 def _other_weights(rng: Rng, model: Any) -> None:
