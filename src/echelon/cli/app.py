@@ -20,6 +20,7 @@ from echelon.cli import (
     evaluate,
     execution,
     export,
+    live,
     prepare,
     prove,
     runs,
@@ -65,6 +66,7 @@ GROUPS = {
     "runs": runs.app,
     "execution": execution.app,
     "bundle": export.app,
+    "live": live.app,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)

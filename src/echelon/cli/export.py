@@ -28,7 +28,6 @@ _Store = Annotated[
     typer.Option("--store", help="Store with the history; default: the configuration's."),
 ]
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_LEAST_TOKEN = 16
 
 
 def export(
@@ -170,7 +169,7 @@ def serve(
     The token is the environment variable ECHELON_TOKEN. The engine warms up on the history in the
     store, or goes on from its state file where there is one.
     """
-    from echelon.config.secrets import Secrets
+    from echelon.config.secrets import require_token
 
     set_up_logging(log_level)
     loopback = host in _LOOPBACK
@@ -181,9 +180,7 @@ def serve(
         )
     if no_token and not loopback:
         raise UsageError(f"--no-token: --host {host} is not a loopback address. Set a token.")
-    token = None if no_token else Secrets().require("echelon_token").get_secret_value()
-    if token is not None and (len(token) < _LEAST_TOKEN or not token.isascii()):
-        raise UsageError(f"ECHELON_TOKEN: expected at least {_LEAST_TOKEN} characters of ASCII.")
+    token = None if no_token else require_token()
     try:
         import uvicorn
 

@@ -20,16 +20,18 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
+from echelon.config._base import Section
 from echelon.config.code import RunCode, real_path
 from echelon.config.tree import Config
 from echelon.config.yaml_reader import MAX_DEPTH, parse_yaml, read_yaml
 from echelon.errors import ConfigError, UsageError, shorten
 
+S = TypeVar("S", bound=Section)
 _SHOWN = 20
 """Problems of a configuration that a message lists."""
 REGISTRY = "logging.registry"
@@ -47,7 +49,14 @@ _CODE_KEYS = (("features", "modules"), ("execution", "extensions"))
 def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     """Return the user's configuration in `path` (defaults without one), `overrides` applied."""
     tree = read_yaml(path) if path is not None else {}
-    return _validate_tree(tree, overrides, str(path) if path is not None else "configuration")
+    where = str(path) if path is not None else "configuration"
+    return _validate_tree(tree, overrides, where, Config)
+
+
+def load_section(kind: type[S], path: Path | None, overrides: Sequence[str] = ()) -> S:
+    """A tree of settings that is not the configuration's, read and checked in the same way."""
+    tree = read_yaml(path) if path is not None else {}
+    return _validate_tree(tree, overrides, str(path) if path is not None else "settings", kind)
 
 
 def load_run_config(
@@ -72,7 +81,7 @@ def load_run_config(
 
 def override_config(config: Config, overrides: Sequence[str]) -> Config:
     """Return `config` with `overrides`, checked; code that it names is still whose it was."""
-    changed = _validate_tree(config.model_dump(mode="json"), overrides, "configuration")
+    changed = _validate_tree(config.model_dump(mode="json"), overrides, "configuration", Config)
     return _with_code(changed, {name: getattr(config, name).run_code for name, _ in _CODE_KEYS})
 
 
@@ -91,13 +100,13 @@ def _with_code(config: Config, codes: Mapping[str, RunCode | None]) -> Config:
     return config.model_copy(update=marked)
 
 
-def _validate_tree(tree: dict[str, Any], overrides: Sequence[str], where: str) -> Config:
+def _validate_tree(tree: dict[str, Any], overrides: Sequence[str], where: str, kind: type[S]) -> S:
     for item in overrides:
         _override(tree, item)
     try:
-        return Config.model_validate(tree)
+        return kind.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_explain(error, where)) from None
+        raise ConfigError(_explain(error, where, kind)) from None
 
 
 def _override(tree: dict[str, Any], item: str) -> None:
@@ -121,7 +130,7 @@ def _override(tree: dict[str, Any], item: str) -> None:
     node[leaf] = value
 
 
-def _explain(error: ValidationError, where: str) -> str:
+def _explain(error: ValidationError, where: str, root: type[Section]) -> str:
     problems = error.errors(include_url=False)
     lines: list[str] = []
     model: Any
@@ -130,7 +139,7 @@ def _explain(error: ValidationError, where: str) -> str:
         message = item["msg"].removeprefix("Value error, ")
         given = item.get("input")
         if item["type"] == "extra_forbidden":
-            key, model = loc.pop(), Config
+            key, model = loc.pop(), root
             for part in loc:
                 field = getattr(model, "model_fields", {}).get(part)
                 model = field.annotation if field is not None else model

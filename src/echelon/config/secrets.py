@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 from pydantic import SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from echelon.errors import ConfigError
+from echelon.errors import ConfigError, UsageError
 
 SecretName: TypeAlias = Literal[
     "tushare_token", "echelon_redis_url", "echelon_cache_key", "echelon_token"
@@ -49,3 +49,14 @@ class Secrets(BaseSettings):
                 "configuration files."
             )
         return value
+
+
+_LEAST_TOKEN = 16
+
+
+def require_token() -> str:
+    """ECHELON_TOKEN, by which servers on this machine know their clients."""
+    token = Secrets().require("echelon_token").get_secret_value()
+    if len(token) < _LEAST_TOKEN or not token.isascii():
+        raise UsageError(f"ECHELON_TOKEN: expected at least {_LEAST_TOKEN} characters of ASCII.")
+    return token

@@ -43,7 +43,7 @@ from echelon.data.stream import BarSet, PanelStream, StreamFacts, StreamState
 from echelon.envs.act import Action, ActionRule
 from echelon.envs.books import Books
 from echelon.envs.growing import GrowingWorld, live_span
-from echelon.envs.world import WorldFacts
+from echelon.envs.world import World, WorldFacts
 from echelon.errors import (
     DamagedError,
     DataError,
@@ -51,7 +51,6 @@ from echelon.errors import (
     Problem,
     StaleBarsError,
     StoreError,
-    UsageError,
     shorten,
 )
 from echelon.features.engine import FeaturePlan, load_exogenous
@@ -76,7 +75,7 @@ from echelon.serving.decision import (
 from echelon.serving.state_file import read_state, write_state
 from echelon.sources import SourceInfo
 from echelon.states import State, below_prefix, match_state, with_prefix
-from echelon.types import Bools, Floats, Floats32
+from echelon.types import Bools, Floats32
 
 BAR_FIELDS = ("open", "high", "low", "close", "volume", "amount", "factor", "pre_close")
 _AGAIN = "Move it away, or name another state file, and the engine starts from the store again."
@@ -99,6 +98,46 @@ class _Line(NamedTuple):
     world: GrowingWorld
 
 
+class History(NamedTuple):
+    """A store's bars up to a day, as a panel. first: its row that is the policy's first"""
+
+    panel: Panel
+    facts: StreamFacts
+    info: SourceInfo
+    first: int
+
+    def world(self, bundle: Bundle, x: Floats32, present: Bools, lookback: int) -> GrowingWorld:
+        """The world of its rows from `first` on; x[T,N,F], present[T,N]: theirs."""
+        return GrowingWorld.from_history(
+            self.panel,
+            x,
+            present,
+            bundle.config,
+            splits=_splits(bundle),
+            lookback=lookback,
+            reasons=self.facts.reasons,
+            costs=float(bundle.config.eval.use_fee),
+        )
+
+
+def read_history(bundle: Bundle, store: Path, until: date | None) -> History:
+    """The history in a store up to the day `until`, or to its last bar."""
+    opened, name = Store(store), bundle.universe["dataset"]["name"]
+    opened = opened.pin_dataset(name)
+    manifest = opened.manifest(name)
+    _refuse_dataset(bundle, manifest, store)
+    request = _request(bundle, until)
+    panel = build_panel(opened, name, request)
+    facts = stream_facts(opened, name, request, panel.times[-1].item())
+    first = int(np.searchsorted(panel.times, np.datetime64(bundle.universe["first"], "us")))
+    if first >= len(panel.times):
+        raise DataError(
+            f"{store}: the history of {name!r} ends at {panel.times[-1]}, before the first row "
+            f"that the policy knows ({bundle.universe['first']}). Import more of it."
+        )
+    return History(panel, facts, manifest.info, first)
+
+
 class DecisionEngine:
     """Decides bar by bar by a bundle; see the module's text."""
 
@@ -110,7 +149,7 @@ class DecisionEngine:
         if isinstance(self.policy, HierarchyPolicy):
             self.policy.keep_record = False
         self._panel, self._features, self._world = line
-        self._state_path = state
+        self._state_path, self._first_row = state, row
         rule = ActionRule.from_config(bundle.config, self.policy.kind)
         self.policy.start(self._world, live_span(row))
         self._books = Books(self._world, rule, RewardConfig(), 1, live_span(row))
@@ -128,32 +167,11 @@ class DecisionEngine:
 
         state: file that every push writes, for `restore`
         """
-        opened, name = Store(store), bundle.universe["dataset"]["name"]
-        opened = opened.pin_dataset(name)
-        manifest = opened.manifest(name)
-        _refuse_dataset(bundle, manifest, store)
-        request = _request(bundle, until)
-        panel = build_panel(opened, name, request)
-        facts = stream_facts(opened, name, request, panel.times[-1].item())
-        plan = _plan(bundle, manifest.info)
-        first = int(np.searchsorted(panel.times, np.datetime64(bundle.universe["first"], "us")))
-        if first >= len(panel.times):
-            raise DataError(
-                f"{store}: the history of {name!r} ends at {panel.times[-1]}, before the first row "
-                f"that the policy knows ({bundle.universe['first']}). Import more of it."
-            )
-        features, x, present = _fold_features(bundle, plan, panel, first)
-        world = GrowingWorld.from_history(
-            panel,
-            x,
-            present,
-            bundle.config,
-            splits=_splits(bundle),
-            lookback=_lookback(bundle),
-            reasons=facts.reasons,
-            costs=float(bundle.config.eval.use_fee),
-        )
-        line = _Line(PanelStream.from_panel(panel, facts), features, world)
+        history = read_history(bundle, store, until)
+        plan = _plan(bundle, history.info)
+        features, x, present = _fold_features(bundle, plan, history.panel, history.first)
+        world = history.world(bundle, x, present, _lookback(bundle))
+        line = _Line(PanelStream.from_panel(history.panel, history.facts), features, world)
         return cls(bundle, line, len(x), state)
 
     @property
@@ -167,6 +185,16 @@ class DecisionEngine:
     def symbols(self) -> tuple[str, ...]:
         """[N]."""
         return self._world.symbols
+
+    @property
+    def world(self) -> World:
+        """The rows that are kept, and their rules."""
+        return self._world
+
+    @property
+    def panel(self) -> PanelStream:
+        """Where the panel's rows come from: its kind, and the last bar."""
+        return self._panel
 
     @property
     def time(self) -> np.datetime64:
@@ -211,34 +239,42 @@ class DecisionEngine:
             st[n] = bool(bar.get("st", False))
         if problems:
             raise InvalidDataError(problems, f"{len(problems)} problem(s) in the {place}")
-        return BarSet(time=_parse_time(time), st=st, benchmark=benchmark, **grids)
+        return BarSet(time=parse_time(time), st=st, benchmark=benchmark, **grids)
 
     def push(self, bars: BarSet, account: Account | None = None) -> Decision:
         """Decide on the bars of one time; raises DataError, and changes nothing, by bad input.
 
         account: what is held at this close; None: the simulated account, one bar on
         """
+        held = None if account is None else self._book_of(account)
+        fills = self._follow(self._take(bars), held)
+        decision = self._decide(fills)
+        self._decision, self._digest = decision, _digest(bars, account)
+        if self._state_path is not None:
+            write_state(self._state_path, *self._state())
+        self._broken = False
+        return decision
+
+    def observe(self, bars: BarSet) -> int:
+        """Take the bars of one time and decide nothing; the number of their row in `world`."""
+        row = self._take(bars)
+        self._broken = False
+        return row
+
+    def _take(self, bars: BarSet) -> int:
         self._refuse_broken()
         if bars.time <= self.time:
             raise StaleBarsError(
                 f"the bars of {bars.time} are not after the last ones, {self.time}: they are "
                 "repeated or out of order. Push each time once, in order."
             )
-        held = None if account is None else self._book_of(account)
         panel = copy.copy(self._panel)
         row = panel.push(bars)
-        features = self._features.push(row, self._exogenous(bars))
+        features = self._features.push(row, self.with_series(bars).exogenous)
         self._broken = True  # until all of it is done
-        self._learn_reasons(panel.reasons)
+        learn_reasons(self._world, self._panel.reasons, panel.reasons)
         self._panel = panel
-        at = self._world.append(row, features.x, features.present)
-        fills = self._follow(at, held)
-        decision = self._decide(fills)
-        self._decision, self._digest = decision, _digest(bars, account)
-        if self._state_path is not None:
-            self._write(self._state_path)
-        self._broken = False
-        return decision
+        return self._world.append(row, features.x, features.present)
 
     def answer(self, bars: BarSet, account: Account | None = None) -> dict[str, Any]:
         """What `push` decides, as JSON; the same bars again get the same answer."""
@@ -275,53 +311,69 @@ class DecisionEngine:
 
     def save(self, path: Path) -> None:
         """Write all that the next decision depends on, whole or not at all."""
-        self._refuse_broken()
-        if self._pending is None:
-            raise UsageError("nothing was decided yet, so there is nothing to save. Push a bar.")
-        self._write(path)
+        write_state(path, *self.state())
 
-    def _write(self, path: Path) -> None:
-        assert self._pending is not None, "a decision comes before its state"
-        panel, features = self._panel.state(), self._features.state()
-        parts: State = {"pending": self._pending}
-        parts |= with_prefix("panel.", panel.arrays) | with_prefix("features.", features.arrays)
-        parts |= with_prefix("world.", self._world.state())
+    def state(self) -> tuple[State, dict[str, Any]]:
+        """(arrays, document) of all that the next decision depends on, for `from_state`."""
+        self._refuse_broken()
+        return self._state()
+
+    def _state(self) -> tuple[State, dict[str, Any]]:
+        features = self._features.state()
+        parts: State = {} if self._pending is None else {"pending": self._pending}
+        market, facts = market_state(self._panel, self._world)
+        parts |= market | with_prefix("features.", features.arrays)
         parts |= with_prefix("books.", self._books.state())
         if isinstance(self.policy, StatefulPolicy):
             parts |= with_prefix("policy.", self.policy.state())
-        data = self._world.facts
-        facts = {
+        facts |= {
             "bundle": self.bundle.id,
-            "panel": panel.facts,
             "features": features.facts,
-            "world": {
-                **{name: getattr(data.data, name) for name in _HAS},
-                "benchmark": data.benchmark,
-            },
             "decision": self.decision,
             "digest": self._digest,
+            "first_row": self._first_row,
         }
-        write_state(path, parts, facts)
+        return parts, facts
 
     @classmethod
     def restore(cls, bundle: Bundle, path: Path, *, keep: bool = True) -> DecisionEngine:
         """The engine that `save` wrote; keep: every push writes the file again."""
-        parts, tree = read_state(path, _AGAIN)
-        facts = check_tree(tree, _StateFacts, path, _AGAIN)
-        if facts["bundle"] != bundle.id:
+        return cls.from_state(bundle, *read_state(path, _AGAIN), path, path if keep else None)
+
+    @classmethod
+    def from_state(
+        cls,
+        bundle: Bundle,
+        parts: State,
+        facts: Mapping[str, Any],
+        path: Path,
+        keep: Path | None = None,
+        lookback: int = 0,
+    ) -> DecisionEngine:
+        """The engine that `state` was of; path: where it was read, for errors.
+
+        keep: file that every push writes; lookback: rows to keep, where more than are needed
+        """
+        known = check_tree(facts, _StateFacts, path, _AGAIN)
+        if known["bundle"] != bundle.id:
             raise StoreError(
-                f"{path}: the state of another bundle ({shorten(facts['bundle'], 12)}) than "
+                f"{path}: the state of another bundle ({shorten(known['bundle'], 12)}) than "
                 f"{bundle.path} ({bundle.id[:12]}). {_AGAIN}"
             )
         try:
-            line = _restore_line(bundle, parts, facts)
-            engine = cls(bundle, line, int(parts["books.row"][0]), path if keep else None)
-            engine._books.restore(below_prefix("books.", parts))
-            if isinstance(engine.policy, StatefulPolicy):
-                engine.policy.restore(below_prefix("policy.", parts))
-            _refuse_odd_books(engine._books, engine._world)
-            engine._pending = engine._match_pending(parts)
-            engine._decision, engine._digest = facts["decision"], facts["digest"]
+            line = _restore_line(bundle, parts, facts, lookback)
+            decided = "pending" in parts
+            row = int(parts["books.row"][0]) if decided else known["first_row"]
+            if not 0 <= row < line.world.kept.stop + (not decided):
+                raise ValueError(f"row {row} of {line.world.kept.stop}")
+            engine = cls(bundle, line, row, keep)
+            if decided:
+                engine._books.restore(below_prefix("books.", parts))
+                if isinstance(engine.policy, StatefulPolicy):
+                    engine.policy.restore(below_prefix("policy.", parts))
+                _refuse_odd_books(engine._books, engine._world)
+                engine._pending = engine._match_pending(parts)
+            engine._decision, engine._digest = known["decision"], known["digest"]
         except (*_NOT_OURS, StoreError) as error:
             raise DamagedError(path, str(error), _AGAIN) from error
         return engine
@@ -401,23 +453,16 @@ class DecisionEngine:
             raise DataError(f"the account's cash is {account.cash}, expected 0 or more.")
         return Book(np.array([float(account.cash)]), shares, locked)
 
-    def _exogenous(self, bars: BarSet) -> Floats | None:
-        """[N,K] the series as known at this bar: those of the bar set, or of their files."""
+    def with_series(self, bars: BarSet) -> BarSet:
+        """The bars with the series as known at their time: their own, or those of the files."""
         if not self._features.plan.exogenous or bars.exogenous is not None:
-            return bars.exogenous
+            return bars
         configs, kind = self.bundle.config.data.exogenous, self._panel.kind
         seen = [(stat.st_mtime_ns, stat.st_size) for stat in (c.path.stat() for c in configs)]
         if self._series is None or seen != self._series_seen:  # new values may have come
             place = kind.symbols, kind.freq, kind.calendar, kind.timezone
             self._series, self._series_seen = ExogenousStream(configs, *place), seen
-        return self._series.at(bars.time)
-
-    def _learn_reasons(self, reasons: Sequence[str | None]) -> None:
-        if reasons is self._panel.reasons:
-            return
-        for symbol, before, now in zip(self.symbols, self._panel.reasons, reasons, strict=True):
-            if now is not None and now != before:
-                self._world.set_delist_reason(symbol, now)
+        return replace(bars, exogenous=self._series.at(bars.time))
 
     def _refuse_broken(self) -> None:
         if self._broken:
@@ -436,6 +481,7 @@ class _StateFacts(TypedDict):
     world: dict[str, bool]
     decision: dict[str, Any] | None
     digest: str
+    first_row: int
 
 
 _NOT_OURS = (
@@ -458,6 +504,16 @@ def _refuse_odd_books(books: Books, world: GrowingWorld) -> None:
 
 _HAS = ("opens", "volume", "limits")
 _MOST_SHARES = 1e18
+
+
+def learn_reasons(
+    world: GrowingWorld, before: Sequence[str | None], now: Sequence[str | None]
+) -> None:
+    """Take news of why symbols [N] are delisted."""
+    if now is not before:
+        for symbol, was, reason in zip(world.symbols, before, now, strict=True):
+            if reason is not None and reason != was:
+                world.set_delist_reason(symbol, reason)
 
 
 def _request(bundle: Bundle, until: date | None) -> PanelRequest:
@@ -534,30 +590,36 @@ def take_rows(panel: Panel, rows: slice) -> Panel:
     return replace(panel, **parts)
 
 
-def _restore_line(bundle: Bundle, parts: State, facts: Mapping[str, Any]) -> _Line:
+def _restore_line(bundle: Bundle, parts: State, facts: Mapping[str, Any], lookback: int) -> _Line:
     """Streams and world as they were saved."""
+    panel, world = restore_market(bundle, parts, facts, max(_lookback(bundle), lookback))
+    features = FeatureStream(bundle.symbols, _plan(bundle, _source(bundle)), bundle.scaler)
+    features.restore(StreamState(below_prefix("features.", parts), facts["features"]))
+    return _Line(panel, features, world)
+
+
+def market_state(panel: PanelStream, world: GrowingWorld) -> tuple[State, dict[str, Any]]:
+    """(arrays, document) that `restore_market` goes on from."""
+    stream, data = panel.state(), world.facts
+    parts = with_prefix("panel.", stream.arrays) | with_prefix("world.", world.state())
+    has = {name: getattr(data.data, name) for name in _HAS}
+    return parts, {"panel": stream.facts, "world": {**has, "benchmark": data.benchmark}}
+
+
+def restore_market(
+    bundle: Bundle, parts: State, facts: Mapping[str, Any], lookback: int
+) -> tuple[PanelStream, GrowingWorld]:
+    """Stream and world that `market_state` was of; lookback: rows that are kept."""
     universe, config, symbols = bundle.universe, bundle.config, bundle.symbols
-    info = SourceInfo(
-        universe["dataset"]["name"],
-        universe["freq"],
-        universe["calendar"],
-        universe["timezone"],
-        universe["price_basis"],
-        frozenset(universe["fields"]),
-        "",
-    )
     n = len(symbols)
     nat = np.full(n, np.datetime64("NaT"), dtype="datetime64[us]")
     days = nat.astype("datetime64[D]")
     known = Listings(nat, np.full(n, np.nan), days, days)
-    kind = panel_kind(info, symbols, _request(bundle, None))
+    kind = panel_kind(_source(bundle), symbols, _request(bundle, None))
     has = facts["world"]
     level = np.nan if has["benchmark"] else None
     panel = PanelStream(StreamFacts(kind, known, (None,) * n, np.zeros(n, dtype=np.bool_), level))
     panel.restore(StreamState(below_prefix("panel.", parts), facts["panel"]))
-    plan = _plan(bundle, info)
-    features = FeatureStream(symbols, plan, bundle.scaler)
-    features.restore(StreamState(below_prefix("features.", parts), facts["features"]))
     data = TradedData(
         universe["calendar"], universe["price_basis"], symbols, *(bool(has[k]) for k in _HAS)
     )
@@ -568,13 +630,27 @@ def _restore_line(bundle: Bundle, parts: State, facts: Mapping[str, Any]) -> _Li
         below_prefix("world.", parts),
         kind_of_world,
         config,
-        lookback=_lookback(bundle),
+        lookback=lookback,
         costs=float(config.eval.use_fee),
     )
-    return _Line(panel, features, world)
+    return panel, world
 
 
-def _parse_time(text: str) -> np.datetime64:
+def _source(bundle: Bundle) -> SourceInfo:
+    universe = bundle.universe
+    return SourceInfo(
+        universe["dataset"]["name"],
+        universe["freq"],
+        universe["calendar"],
+        universe["timezone"],
+        universe["price_basis"],
+        frozenset(universe["fields"]),
+        "",
+    )
+
+
+def parse_time(text: str) -> np.datetime64:
+    """A bar's time as people and messages write it, in the exchange's own time."""
     time: np.datetime64 = np.datetime64("NaT", "us")
     # Neither offsets, which would move a bar to another session, nor years that wrap around.
     if _TIME.fullmatch(text):

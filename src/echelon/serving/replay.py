@@ -7,7 +7,7 @@ a difference is a bug, and is named with its bar.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,7 +49,7 @@ def replay(bundle: Bundle, store: Path, world: World, rows: range) -> Replay:
         decisions.append(engine.push(bars))
         took += time.perf_counter() - began
         engine.complete()
-    differences = tuple(_compare(decisions, backtest))
+    differences = tuple(compare_decisions(decisions, backtest))
     n_orders = sum(len(decision.orders) for decision in decisions)
     times = world.times
     return Replay(
@@ -84,10 +84,15 @@ def _bar_sets(
             yield bars
 
 
-def _compare(decisions: list[Decision], backtest: Backtest) -> Iterator[str]:
-    """What differs, bar by bar."""
-    times = backtest.times
-    if [decision.time for decision in decisions] != list(times):
+def compare_decisions(
+    decisions: Sequence[Decision], backtest: Backtest, fills: Mapping[str, Filled] | None = None
+) -> Iterator[str]:
+    """What differs from a backtest, bar by bar, from its first one on.
+
+    fills: time → what was filled at that bar, where the decisions do not say so themselves
+    """
+    times, done = backtest.times, backtest.fills
+    if [decision.time for decision in decisions] != list(times[: len(decisions)]):
         yield f"bars: {len(decisions)} were pushed, the backtest has {len(times)}"
         return
     for k, decision in enumerate(decisions):
@@ -95,13 +100,21 @@ def _compare(decisions: list[Decision], backtest: Backtest) -> Iterator[str]:
             yield f"{times[k]}: equity {decision.equity!r}, in the backtest {backtest.value[k]!r}"
         if k < len(backtest.actions) and not _same(decision.action, backtest.actions[k]):
             yield f"{times[k]}: another decision than in the backtest"
-        if k and not _same(_shares_of_fills(decision), backtest.fills.shares[k - 1]):
+        if not k:
+            continue
+        if fills is None:
+            filled: Filled = {fill.symbol: (fill.shares, fill.price) for fill in decision.fills}
+        else:
+            filled = fills[str(decision.time)]
+        shares = np.array([filled.get(symbol, _NOTHING) for symbol in decision.symbols])
+        expected = np.stack([done.shares[k - 1], done.price[k - 1]], axis=1)
+        if not _same(shares, expected):
             yield f"{times[k]}: other fills than in the backtest"
 
 
-def _shares_of_fills(decision: Decision) -> NDArray[np.float64]:
-    shares = {fill.symbol: fill.shares for fill in decision.fills}
-    return np.array([shares.get(symbol, 0.0) for symbol in decision.symbols])
+Filled = Mapping[str, tuple[float, float]]
+"""Symbol → shares bought (positive) or sold, and their price."""
+_NOTHING = (0.0, 0.0)
 
 
 def _same(a: NDArray[Any], b: NDArray[Any]) -> bool:

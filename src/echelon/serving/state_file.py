@@ -26,10 +26,15 @@ _FORMAT = 1
 
 def write_state(path: Path, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> None:
     """Write both in the place of what is at `path`."""
+    write_atomic(path, encode_state(arrays, facts))
+
+
+def encode_state(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> bytes:
+    """Both as the content of a file."""
     plain = {name: np.array(part, order="C") for name, part in arrays.items()}
     document = json_line({"format": _FORMAT, **facts}, sort_keys=True, allow_nan=True)
     header = {"document": document, "sha256": _digest(plain, document)}
-    write_atomic(path, save(plain, metadata=header))
+    return bytes(save(plain, metadata=header))
 
 
 def read_state(path: Path, remedy: str) -> tuple[State, dict[str, Any]]:
@@ -40,6 +45,11 @@ def read_state(path: Path, remedy: str) -> tuple[State, dict[str, Any]]:
         data = path.read_bytes()
     except OSError as error:
         raise DamagedError(path, error.strerror or str(error), remedy) from None
+    return decode_state(data, path, remedy)
+
+
+def decode_state(data: bytes, path: Path, remedy: str) -> tuple[State, dict[str, Any]]:
+    """As `read_state`, of what was read already from `path`."""
     try:
         length = int.from_bytes(data[:8], "little")
         header = parse_json(data[8 : 8 + length], dict[str, Any], path, remedy)

@@ -1,0 +1,76 @@
+"""Settings of live trading: a tree of its own, for one engine; see docs/guide/live.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from echelon.config._base import Section
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class GateConfig(Section):
+    """Which bar sets pass."""
+
+    deadline_seconds: PositiveFloat = 20.0
+    """How long after a live bar's end late symbols are waited for."""
+    missing: Literal["carry", "halt"] = "carry"
+    """Of a symbol that should have a bar and has none at the deadline: carry it as not tradable, or
+    halt."""
+    max_missing: Share = 0.5
+    """Share of the expected symbols without a bar above which the engine halts in any case."""
+    gap: Literal["halt", "carry"] = "halt"
+    """Of whole bar sets that are missing: halt, or carry them as sets in which nobody traded."""
+    max_jump: PositiveFloat = 3.0
+    """Factor between two closes of a symbol, adjusted, above which a bar is refused."""
+    stale_bars: NonNegativeInt = 20
+    """Bars that repeat the one before in every field, after which a symbol's next such bar is
+    refused; 0: never."""
+    pending_sets: PositiveInt = 64
+    """Bar sets that wait for late symbols at the same time; more halt the engine."""
+
+
+class LimitsConfig(Section):
+    """The risk gate that every order passes before it is sent; null: no such limit."""
+
+    max_position: Share | None = None
+    """Share of the equity in one symbol after the order."""
+    max_order_value: PositiveFloat | None = None
+    """Money of one order."""
+    max_turnover: PositiveFloat | None = None
+    """Value of a session's orders as a multiple of the equity."""
+    price_collar: Share | None = 0.2
+    """How far an order's price may be from the last close, as a share."""
+    min_cash: Annotated[float, Field(ge=0)] = 0.0
+    """Share of the equity that buys leave in cash."""
+    max_daily_loss: Share | None = None
+    """Loss since the close of the session before at which the engine halts, as a share."""
+    max_drawdown: Share | None = None
+    """Drawdown from the highest equity of the journal at which the engine halts."""
+    max_orders_per_minute: PositiveInt | None = None
+    """Orders within a minute; those above are stopped."""
+    trading_hours: bool = True
+    """Whether orders of a live feed are sent only where the exchange has a session that day."""
+    max_age_seconds: PositiveFloat | None = 120.0
+    """Age of a live bar set at its decision above which no order is sent."""
+    kill_file: Path | None = None
+    """While this file exists, no order is sent."""
+
+
+class LiveConfig(Section):
+    """How an engine runs a bundle."""
+
+    gate: GateConfig = GateConfig()
+    """Which bar sets pass."""
+    limits: LimitsConfig = LimitsConfig()
+    """The risk gate before every order."""
+    snapshot_every: PositiveInt = 50
+    """Bar sets between two snapshots of the state."""
+    sync: bool = True
+    """Whether a commit is on the disk before orders are sent. Without it a killed process still
+    loses nothing, but a power failure may: for replays and tests."""
+    unknown_seconds: PositiveFloat = 60.0
+    """How long an order may be unknown before the engine halts."""

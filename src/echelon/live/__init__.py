@@ -1,0 +1,1 @@
+"""Live trading: feed, gate, journal, risk gate and brokers around the decision engine."""

@@ -1,0 +1,94 @@
+"""Operators: status and commands of a running engine, over loopback and with a token.
+
+The engine listens on a free port of 127.0.0.1, which `NAME.control` beside the journal says. The
+token is ECHELON_TOKEN on both sides. Commands wait in the engine's queue and are carried out
+between two bars, each written into the journal first. Where no engine runs, those that only change
+the mode are written into the journal directly, and hold when it starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late
+from pathlib import Path
+from typing import Any
+
+from echelon.errors import EchelonError, UsageError
+from echelon.files import Closing, read_json, write_json
+from echelon.live.brokers import BrokerError
+from echelon.live.engine import MODES, Command, LiveEngine
+from echelon.live.http import call, serve
+from echelon.live.journal import Journal
+
+_SECONDS = 30.0
+"""That a command is waited for: a bar may be in the middle of its step."""
+
+
+class ControlServer(Closing):
+    """Where a running engine hears its operators."""
+
+    def __init__(self, engine: LiveEngine, token: str) -> None:
+        self._engine = engine
+        self._file = control_file(engine.journal.path)
+        routes = {("GET", "/v1/status"): self._status, ("POST", "/v1/command"): self._command}
+        self._server = serve(routes, token, 0)
+        write_json(self._file, {"port": self._server.port, "pid": os.getpid()})
+
+    def close(self) -> None:
+        """Listen no longer."""
+        self._file.unlink(missing_ok=True)
+        self._server.close()
+
+    def _status(self, _body: Mapping[str, Any]) -> dict[str, Any]:
+        return self._engine.published
+
+    def _command(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        odd = set(body) - set(Command._fields)
+        if odd or not isinstance(body.get("name"), str):
+            raise UsageError(f"expected the fields {', '.join(Command._fields)}.")
+        flags = {name: bool(body.get(name, False)) for name in ("adopt", "undo")}
+        command = Command(body["name"], str(body.get("by", ""))[:100], **flags)
+        answer: Future[dict[str, Any]] = Future()
+        self._engine.commands.put((command, answer))
+        try:
+            return answer.result(_SECONDS)
+        except Late:
+            raise EchelonError(
+                f"{command.name}: the engine has it, and was busy for {_SECONDS:.0f} s. Look at "
+                "`echelon live status` in a moment."
+            ) from None
+
+
+def control_file(journal: Path) -> Path:
+    """Where a running engine says its port."""
+    return journal.with_name(f"{journal.name}.control")
+
+
+def ask_engine(journal: Path, token: str, command: Command | None = None) -> dict[str, Any] | None:
+    """What the running engine of a journal answers to a command, or its status; None: none runs."""
+    file = control_file(journal)
+    if not file.is_file():
+        return None
+    about = read_json(file, dict[str, Any], "Remove the file if no engine runs.")
+    url = f"http://127.0.0.1:{about.get('port')}"
+    try:
+        if command is None:
+            return call(url, "GET", "/v1/status", None, token, _SECONDS)
+        return call(url, "POST", "/v1/command", command._asdict(), token, 2 * _SECONDS)
+    except BrokerError:
+        return None
+
+
+def write_mode(journal: Path, command: Command) -> None:
+    """Write a command down that holds when the engine starts."""
+    if command.name not in MODES:
+        raise UsageError(
+            f"{command.name}: no engine runs on {journal}, and this needs its broker. Start it."
+        )
+    with Journal.read(journal) as reading:
+        about = {k: v for k, v in reading.about().items() if k != "format"}
+    with Journal.open(journal, about) as writing:
+        writing.append("command", command._asdict())
+        writing.commit()

@@ -1,0 +1,737 @@
+"""The live engine: bars in, orders out, exactly once, whatever dies.
+
+    feed ─► gate ─► step ─► risk gate ─► journal ─► broker ─► journal
+
+A step, for each bar set that the gate lets pass:
+
+1. The venue says what became of the orders before: fills, statuses, what is held. A paper venue is
+   shown the bars first, which fill them.
+2. `DecisionEngine.push` decides, by the functions of the backtest.
+3. The risk gate passes or stops each order.
+4. Bars, offsets of the feed, fills, account, decision and orders are committed together. Only then
+   is anything sent.
+5. The orders are sent; what the venue answers is an entry of the next commit. Without an answer an
+   order is unknown until the venue says what became of it, and is never decided again.
+
+Everything that the engine knows follows from the journal (`LiveState.apply`), so starting is
+recovering: the last snapshot, the entries behind it, then the venue is asked about every order that
+is not final, and gets those that it never got. An order's id follows from bundle, bar, symbol and
+number: a venue that has it refuses a second. Where venue and journal differ, the engine halts and
+says how.
+
+A halted engine goes on reading, deciding and writing down; it sends nothing. Wall-clock times are
+written down and not used again; waiting is measured by the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import queue
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+from zoneinfo import ZoneInfo
+
+import numpy as np
+
+from echelon.config.live import LiveConfig
+from echelon.data.calendars import FROM_DATA, ROUND_THE_CLOCK, hours
+from echelon.data.stream import BarSet, StreamState
+from echelon.errors import DamagedError, EchelonError, UsageError
+from echelon.files import Closing
+from echelon.live.brokers import (
+    OPEN,
+    Broker,
+    BrokerError,
+    OrderRequest,
+    OrderStatus,
+    SimulatedVenue,
+    VenueFill,
+    account_of,
+)
+from echelon.live.feeds import Feed
+from echelon.live.gate import Gate, Halt
+from echelon.live.journal import Entry, Journal, decode_bars, encode_bars
+from echelon.live.limits import (
+    Mode,
+    RiskRecord,
+    Situation,
+    StoppedOrder,
+    breached_limits,
+    order_value,
+    pass_orders,
+)
+from echelon.serving.bundle import Bundle
+from echelon.serving.decision import Decision
+from echelon.serving.engine import Account, DecisionEngine
+from echelon.serving.state_file import decode_state, encode_state
+from echelon.states import below_prefix, with_prefix
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+MODES: Mapping[str, Mode] = {"halt": "halted", "resume": "running", "reduce-only": "reduce_only"}
+COMMANDS = (*MODES, "flatten", "reconcile")
+_IDLE_SECONDS = 0.2
+_ASK_SECONDS = 5.0
+"""Between two looks at a real venue's fills while no bar comes."""
+_SAME = 1e-6
+"""Relative difference of positions that is rounding; a thousand times it of the equity, of cash."""
+_REMEDY = "Run `echelon live journal verify`; start from a backup of the journal, or a new one."
+
+
+class Clock(NamedTuple):
+    """Wall clock, timezone-aware; and the monotonic one, in seconds."""
+
+    wall: Callable[[], datetime] = lambda: datetime.now(UTC)
+    monotonic: Callable[[], float] = time.monotonic
+
+
+@dataclass
+class LiveState:
+    """What the engine knows beside the decision engine and the gate; all of it JSON."""
+
+    mode: Mode = "running"
+    why: str = ""  # it is not running
+    time: str = ""  # of the last bar set
+    bars: int = 0
+    offsets: dict[str, int] = field(default_factory=dict)  # of the feed, to be read next
+    seen: dict[str, int] = field(default_factory=dict)  # of the feed, never looked at
+    refused_to: dict[str, int] = field(default_factory=dict)  # last offset with a refusal
+    cursor: str = ""  # of the venue's fills
+    account: dict[str, Any] = field(default_factory=dict)
+    in_charge: dict[str, Any] | None = None  # of a hierarchy
+    orders: dict[str, dict[str, Any]] = field(default_factory=dict)  # those that are not final
+    risk: RiskRecord = field(default_factory=RiskRecord)
+    counts: dict[str, int] = field(default_factory=dict)  # of entries, by kind
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**vars(self), "risk": vars(self.risk)}
+
+    def summary(self) -> dict[str, Any]:
+        """What an operator looks at, in copies."""
+        return {
+            **{name: getattr(self, name) for name in ("mode", "why", "time", "bars", "in_charge")},
+            "equity": self.risk.equity,
+            "drawdown": 1.0 - self.risk.equity / self.risk.peak if self.risk.peak else 0.0,
+            "account": dict(self.account),
+            "orders": [dict(order) for order in self.orders.values()],
+            "counts": dict(self.counts),
+        }
+
+    def apply(self, kind: str, body: Mapping[str, Any]) -> None:
+        """What an entry of the journal changes; nothing else does."""
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        if kind == "bars":
+            self.time, self.bars = body["time"], self.bars + 1
+            self.offsets, self.seen = dict(body["offsets"]), dict(body["seen"])
+        elif kind == "refused":
+            known = self.refused_to.get(body["source"], -1)
+            if body["offset"] > known:
+                self.refused_to[body["source"]] = body["offset"]
+        elif kind == "fills":
+            self.cursor = body["cursor"]
+        elif kind == "account":
+            self.account = dict(body)
+        elif kind == "decision":
+            self.risk.note_equity(body["time"][:10], body["account"]["equity"])
+            self.in_charge = body["in_charge"]
+        elif kind == "order":
+            self.orders[body["id"]] = {**body, "state": "intent", "filled": 0.0}
+            self.risk.note_order(order_value(_request_of(body)), body["seconds"])
+        elif kind == "status" and body["id"] in self.orders:
+            self.orders[body["id"]].update(body)
+            if body["state"] not in OPEN:
+                del self.orders[body["id"]]
+        elif kind == "halt":
+            self.mode, self.why = "halted", f"{body['reason']}: {body['detail']}"
+        elif kind == "command" and body["name"] in MODES:
+            self.mode = MODES[body["name"]]
+            self.why = "" if self.mode == "running" else f"command of {body['by'] or 'operator'}"
+
+    @classmethod
+    def from_dict(cls, tree: Mapping[str, Any]) -> LiveState:
+        """What `to_dict` gave."""
+        return cls(**{**tree, "risk": RiskRecord.from_dict(tree["risk"])})
+
+
+class Command(NamedTuple):
+    """What an operator asks for. name: of `COMMANDS`; by: who says so"""
+
+    name: str
+    by: str = ""
+    adopt: bool = False  # of reconcile: take what the venue says
+    undo: bool = False  # of reconcile: send what brings the venue back
+
+
+class LiveEngine(Closing):
+    """Runs a bundle on a feed and a broker; see the module's text."""
+
+    def __init__(
+        self,
+        decider: DecisionEngine,
+        gate: Gate,
+        journal: Journal,
+        feed: Feed,
+        broker: Broker,
+        config: LiveConfig,
+        clock: Clock | None = None,
+    ) -> None:
+        """Use `open`."""
+        self.decider, self.gate, self.journal = decider, gate, journal
+        self.feed, self.broker, self.config = feed, broker, config
+        self.clock = clock or Clock()
+        self.state = LiveState()
+        self.decision: Decision | None = None
+        self.latency: float | None = None  # seconds from the complete bar set to the sent orders
+        self.commands: queue.SimpleQueue[tuple[Command, Future[dict[str, Any]]]] = (
+            queue.SimpleQueue()
+        )
+        self._venue = broker if isinstance(broker, SimulatedVenue) else None
+        self.published = self.status()
+        self._unknown_since: float | None = None
+        self._foreign: list[str] = []
+        self._asked = 0.0
+        self._stop: Callable[[], bool] = lambda: False
+
+    @classmethod
+    def open(
+        cls,
+        bundle: Bundle,
+        store: Path,
+        journal: Path,
+        feed: Feed,
+        broker: Broker,
+        config: LiveConfig,
+        *,
+        until: Any = None,  # noqa: ANN401 (a date, or None)
+        clock: Clock | None = None,
+    ) -> LiveEngine:
+        """The engine of a journal: recovered from it, or behind the store's history.
+
+        until: last day of the history that a new journal starts behind; None: the store's last
+        """
+        if bundle.config.market.fill != "open":
+            raise UsageError(
+                f"{bundle.path}: its market.fill is {bundle.config.market.fill!r}: decided and "
+                "filled at the same close, which no venue can do. Train with market.fill=open."
+            )
+        about = {"bundle": bundle.id, "broker": broker.name, "symbols": list(bundle.symbols)}
+        about["policy"] = bundle.manifest["policy"]
+        opened = Journal.open(journal, about, sync=config.sync)
+        try:
+            last = opened.last_snapshot()
+            if last is None:
+                decider = DecisionEngine.from_store(bundle, store, until=until)
+                gate = Gate.from_engine(decider, config.gate, live=feed.live)
+                engine = cls(decider, gate, opened, feed, broker, config, clock)
+                engine._snapshot()
+                opened.commit()
+            else:
+                seq, data = last
+                parts, facts = decode_state(data, journal, _REMEDY)
+                below = below_prefix("engine.", parts)
+                decider = DecisionEngine.from_state(bundle, below, facts["engine"], journal)
+                gate = Gate.from_engine(decider, config.gate, live=feed.live)
+                gate.restore(StreamState(below_prefix("gate.", parts), facts["gate"]))
+                engine = cls(decider, gate, opened, feed, broker, config, clock)
+                engine.state = LiveState.from_dict(facts["live"])
+                engine._replay(opened.entries(seq))
+        except BaseException:
+            opened.close()
+            raise
+        return engine
+
+    def close(self) -> None:
+        """Let go of feed, broker and journal."""
+        self.feed.close()
+        self.broker.close()
+        self.journal.close()
+
+    def run(self, stop: Callable[[], bool] = lambda: False, *, bars: int | None = None) -> None:
+        """Run until the feed ends, `stop` says so, or so many bar sets are done."""
+        self._stop = stop
+        self.reconcile()
+        state = self.state
+        self.gate.resume(state.offsets, state.seen, state.refused_to)
+        self.feed.start(state.offsets, self.decider.time)
+        last = None if bars is None else self.state.bars + bars
+        while not stop() and (last is None or self.state.bars < last):
+            self._obey()
+            messages = self.feed.poll(_IDLE_SECONDS)
+            self.gate.take(messages, self.clock.monotonic(), self.feed.sources)
+            idle = True
+            for item in self.gate.ready(self.clock.monotonic(), ended=self.feed.ended):
+                idle = False
+                if isinstance(item, Halt):
+                    self.halt(item.reason, item.detail)
+                else:
+                    self.step(item)
+                if stop() or (last is not None and self.state.bars >= last):
+                    break
+            if idle:
+                self._rest()
+                if self.feed.ended and not messages:
+                    break
+        self._rest()
+
+    def step(self, bars: BarSet) -> None:
+        """One bar set: see the module's text."""
+        began = self.clock.monotonic()
+        bars = self.decider.with_series(bars)
+        self._resolve()
+        if self._venue is not None:
+            fills, account, statuses, cursor = self._ask(self._venue.show_bars, bars)
+        else:
+            self._finish_orders()
+            fills, cursor = self._ask(self.broker.fills, self.state.cursor)
+            account, statuses = self._ask_account(), []
+        decision = self.decider.push(bars, account)
+        self._take_answers(statuses)
+        if self._venue is None:
+            self._compare(account, fills)
+        if fills:
+            listed = [fill._asdict() for fill in fills]
+            self._record("fills", {"fills": listed, "cursor": cursor})
+        self._drain_refusals()
+        body, data = encode_bars(bars)
+        gate = self.gate
+        received = self.clock.wall()
+        source = {"offsets": gate.offsets, "seen": gate.seen, "doubted": gate.doubted}
+        self._record("bars", {**body, **source, "received": received.isoformat()}, data)
+        self._record("account", account._asdict())
+        self._record("decision", decision.to_dict())
+        for breach in breached_limits(self.config.limits, self.state.risk):
+            self._record("halt", {"reason": "limit", "detail": breach})
+        orders = self._write_orders(decision, account, received)
+        self.journal.commit()
+        self.decision = decision
+        self._send(orders)
+        self.latency = self.clock.monotonic() - began
+        self.decider.complete()
+        if self.state.bars % self.config.snapshot_every == 0:
+            self._snapshot()
+        self.published = self.status()
+
+    def halt(self, reason: str, detail: str) -> None:
+        """Send nothing from now on, until an operator resumes."""
+        log.warning("halted: %s: %s", reason, detail)
+        self._drain_refusals()
+        self._record("halt", {"reason": reason, "detail": detail[:2_000]})
+        self.journal.commit()
+        self.published = self.status()
+
+    def reconcile(self) -> list[str]:
+        """Bring orders in flight to an end, and compare the venue with the journal."""
+        self._resolve()
+        if self._venue is not None or not self.state.account:
+            return []  # a paper venue answers by bar, and was the journal's from the start
+        fills, cursor = self._ask(self.broker.fills, self.state.cursor)
+        account = self._ask_account()
+        differences = self._compare(account, fills)
+        if fills:
+            self._record("fills", {"fills": [f._asdict() for f in fills], "cursor": cursor})
+            self._record("account", account._asdict())
+        self.journal.commit()
+        return differences
+
+    def peek(self) -> dict[str, Any]:
+        """The status as of the last step; other threads may ask."""
+        return self.published
+
+    def status(self) -> dict[str, Any]:
+        """What is going on, in copies, for whoever looks."""
+        return {
+            **self.state.summary(),
+            "policy": self.decider.bundle.manifest["policy"],
+            "broker": self.broker.name,
+            "latency": self.latency,
+            "entries": self.journal.seq,
+        }
+
+    # Orders.
+
+    def _write_orders(
+        self, decision: Decision, account: Account, received: datetime
+    ) -> list[OrderRequest]:
+        """The orders of a decision that pass the risk gate, written down as intents."""
+        close = dict(zip(decision.symbols, self._closes(), strict=True))
+        seconds, barred = self._look_at_clock(decision.time, received)
+        now = Situation(self.state.mode, decision.equity, account, close, seconds, barred)
+        wanted = self._requests(decision, close)
+        passed, stopped = pass_orders(self.config.limits, self.state.risk, wanted, now)
+        self._write_intents(passed, stopped, decision.time, seconds)
+        return passed
+
+    def _write_intents(
+        self,
+        passed: Sequence[OrderRequest],
+        stopped: Sequence[StoppedOrder],
+        bar: np.datetime64,
+        seconds: float,
+        by: str | None = None,
+    ) -> None:
+        """by: the command that an order is of; None: the decision's"""
+        for order in passed:
+            body = {**order._asdict(), "bar": str(bar), "seconds": seconds}
+            self._record("order", body if by is None else {**body, "by": by})
+        for order, code in stopped:
+            self._record("stopped", {**order._asdict(), "bar": str(bar), "code": code})
+
+    def _requests(self, decision: Decision, close: Mapping[str, float]) -> list[OrderRequest]:
+        """What to send: to a simulated venue what the kernel gets, else what it would fill."""
+        tried = {order.symbol: order for order in decision.orders}
+        shares, spend = decision.wanted.shares[0].tolist(), decision.wanted.spend[0].tolist()
+        requests = []
+        for n, symbol in enumerate(decision.symbols):
+            wish, money = shares[n], spend[n]
+            if not wish and money <= 0.0:
+                continue
+            order = tried.get(symbol)
+            if order is None and self._venue is None:
+                continue
+            requests.append(
+                OrderRequest(
+                    id=self._order_id(str(decision.time), symbol),
+                    symbol=symbol,
+                    side="sell" if wish < 0.0 else "buy",
+                    shares=0.0 if order is None else order.shares,
+                    price=close[symbol],
+                    wanted=wish,
+                    spend=money,
+                )
+            )
+        return requests
+
+    def _order_id(self, bar: str, symbol: str, k: str = "0") -> str:
+        text = "|".join((self.decider.bundle.id, bar, symbol, k))
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def _send(self, orders: Sequence[OrderRequest]) -> None:
+        """Send, and write down what is answered; no answer leaves an order unknown."""
+        if not orders:
+            return
+        try:
+            answers = self.broker.submit(orders)
+        except BrokerError as error:
+            log.warning("%s: no answer to %d order(s): %s", self.broker.name, len(orders), error)
+            answers = [OrderStatus(order.id, "unknown", 0.0, str(error)) for order in orders]
+        self._take_answers(answers)
+
+    def _take_answers(self, answers: Iterable[OrderStatus]) -> None:
+        for status in answers:
+            known = self.state.orders.get(status.id)
+            if known is not None and (known["state"], known["filled"]) != status[1:3]:
+                self._record("status", status._asdict())
+        unknown = any(order["state"] == "unknown" for order in self.state.orders.values())
+        if not unknown:
+            self._unknown_since = None
+        elif self._unknown_since is None:
+            self._unknown_since = self.clock.monotonic()
+
+    def _in_flight(self) -> list[dict[str, Any]]:
+        """Orders that were written down, and of which the venue has not said that it has them."""
+        return [o for o in self.state.orders.values() if o["state"] in ("intent", "unknown")]
+
+    def _resolve(self) -> None:
+        """Ask the venue about orders in flight, and send those that it never got.
+
+        Where nothing may be sent now, by mode or clock, such an order is cancelled instead.
+        """
+        waited = 0.05
+        while orders := self._in_flight():
+            try:
+                known = self.broker.orders([order["id"] for order in orders])
+                self._take_answers(known.values())
+                lost = [order for order in orders if order["id"] not in known]
+                barred = self._barred()
+                if barred is None:
+                    self._send([_request_of(order) for order in lost])
+                else:
+                    gone = (OrderStatus(o["id"], "cancelled", 0.0, barred) for o in lost)
+                    self._take_answers(gone)
+            except BrokerError as error:
+                log.warning("%s: does not answer: %s", self.broker.name, error)
+            if not self._in_flight():
+                return
+            since = self._unknown_since or self.clock.monotonic()
+            self._unknown_since = since
+            late = self.clock.monotonic() - since > self.config.unknown_seconds
+            if late and self.state.mode != "halted":
+                names = ", ".join(order["symbol"] for order in self._in_flight()[:5])
+                self.halt("unknown", f"{self.broker.name} says nothing of orders for {names}")
+            self._wait(waited)
+            waited = min(2.0 * waited, 2.0)
+
+    def _finish_orders(self) -> None:
+        """Cancel what is still open of the orders before, and wait until all are final."""
+        waited, began = 0.05, self.clock.monotonic()
+        asked = False
+        while ids := list(self.state.orders):
+            try:
+                if not asked:
+                    self.broker.cancel(ids)
+                    asked = True
+                self._take_answers(self.broker.orders(ids).values())
+            except BrokerError as error:
+                log.warning("%s: does not answer: %s", self.broker.name, error)
+            if not self.state.orders:
+                return
+            late = self.clock.monotonic() - began > self.config.unknown_seconds
+            if late and self.state.mode != "halted":
+                self.halt("open", f"{self.broker.name} neither fills nor cancels {len(ids)} orders")
+            if late:
+                return
+            self._wait(waited)
+            waited = min(2.0 * waited, 2.0)
+
+    def _flatten(self, seq: int) -> None:
+        """Sell all that is held, then halt. seq: of the command, by which the orders are known."""
+        self._resolve()
+        if self._venue is None:
+            self._finish_orders()
+        close = dict(zip(self.decider.symbols, self._closes(), strict=True))
+        orders = [
+            OrderRequest(
+                self._order_id(self.state.time, symbol, f"flatten-{seq}"),
+                *(symbol, "sell", shares, close[symbol], -shares),
+            )
+            for symbol, shares in sorted(self.state.account.get("positions", {}).items())
+            if shares > 0.0
+        ]
+        self._write_intents(orders, (), self.decider.time, 0.0, "flatten")
+        self._record("halt", {"reason": "command", "detail": "flattened by an operator"})
+        self.journal.commit()
+        self._send(orders)
+
+    # Venue and journal.
+
+    def _compare(self, account: Account, fills: Sequence[VenueFill]) -> list[str]:
+        """What the venue holds beside what the journal says; differences halt the engine."""
+        if not self.state.account:
+            return []
+        expected = add_fills(account_of(self.state.account), fills)
+        differences = compare_accounts(expected, account, self.state.risk.equity)
+        if differences and self.state.mode != "halted":
+            some = "; ".join(differences[:20])
+            self._record("difference", {"differences": differences})
+            self.halt("difference", f"{self.broker.name} and journal differ: {some}")
+        return differences
+
+    def _ask_account(self) -> Account:
+        """What the venue holds of the bundle's symbols; less than nothing halts the engine."""
+        account = self._ask(self.broker.account)
+        foreign = sorted(account.positions.keys() - set(self.decider.symbols))
+        if foreign and foreign != self._foreign:
+            names = ", ".join(foreign[:10])
+            log.warning("%s holds %s, which the bundle does not trade", self.broker.name, names)
+        self._foreign = foreign
+        known = {s: held for s, held in account.positions.items() if s not in foreign}
+        short = [f"{symbol}: {held:g} shares" for symbol, held in known.items() if held < 0.0]
+        if account.cash < 0.0:
+            short.append(f"cash: {account.cash:.2f}")
+        if short and self.state.mode != "halted":
+            self.halt("account", f"{self.broker.name} holds less than nothing: {'; '.join(short)}")
+        locked = {s: held for s, held in account.locked.items() if s in known}
+        positions = {symbol: max(held, 0.0) for symbol, held in known.items()}
+        return Account(max(account.cash, 0.0), positions, locked)
+
+    def _ask(self, call: Callable[..., T], *arguments: object) -> T:
+        """What the venue answers, however long it takes; bars wait in the gate."""
+        waited = 0.05
+        while True:
+            try:
+                return call(*arguments)
+            except BrokerError as error:
+                log.warning("%s: does not answer: %s", self.broker.name, error)
+                self._wait(waited)
+                waited = min(2.0 * waited, 5.0)
+
+    def _wait(self, seconds: float) -> None:
+        if self._stop():
+            raise Interrupted("stopped while the venue does not answer; start again to go on")
+        self._obey()
+        time.sleep(seconds)
+
+    def _rest(self) -> None:
+        """While no bar comes: write down what has come, look at a real venue now and then."""
+        self._drain_refusals()
+        now = self.clock.monotonic()
+        if self._venue is None and self.state.account and now - self._asked > _ASK_SECONDS:
+            self._asked = now
+            try:
+                self._take_answers(self.broker.orders(list(self.state.orders)).values())
+            except BrokerError as error:
+                log.warning("%s: does not answer: %s", self.broker.name, error)
+        self.journal.commit()
+
+    def _drain_refusals(self) -> None:
+        for refusal in self.gate.drain():
+            self._record("refused", refusal._asdict())
+
+    def _barred(self) -> str | None:
+        """Why nothing may be sent now; None: it may."""
+        if self.state.mode == "halted":
+            return "halted"
+        return self._look_at_clock(self.decider.time, self.clock.wall())[1]
+
+    def _look_at_clock(self, bar: np.datetime64, received: datetime) -> tuple[float, str | None]:
+        """(seconds on the feed's clock, why nothing may be sent now)."""
+        limits = self.config.limits
+        kill = limits.kill_file
+        barred = "kill_file" if kill is not None and kill.exists() else None
+        if not self.feed.live:
+            return float(bar.astype("datetime64[us]").astype(np.int64)) / 1e6, barred
+        kind = self.decider.panel.kind
+        now = received.astimezone(ZoneInfo(kind.timezone)).replace(tzinfo=None)
+        ends = bar.astype("datetime64[us]").item()
+        if kind.calendar not in (FROM_DATA, ROUND_THE_CLOCK):
+            day = now.date()
+            table = hours(kind.calendar, ends.date(), max(day, ends.date()), kind.timezone)
+            if kind.freq == "1d":
+                ends = table["close"][0]
+            opens = table["open"].to_list()
+            if limits.trading_hours and all(begin.date() != day for begin in opens):
+                barred = barred or "closed"
+        age = (now - ends).total_seconds()
+        if age < -_MOST_AHEAD:
+            self.halt("clock", f"the clock says {now}, before the bars of {bar}")
+        elif limits.max_age_seconds is not None and age > limits.max_age_seconds:
+            barred = barred or "old_data"
+        return received.timestamp(), barred
+
+    def _closes(self) -> list[float]:
+        world = self.decider.world
+        closes: list[float] = world.rows.close[len(world.times) - 1].tolist()
+        return closes
+
+    # Operators.
+
+    def _obey(self) -> None:
+        """Do what operators asked for since the last look."""
+        while not self.commands.empty():
+            command, answer = self.commands.get()
+            try:
+                answer.set_result(self.obey(command))
+            except EchelonError as error:
+                answer.set_exception(error)
+
+    def obey(self, command: Command) -> dict[str, Any]:
+        """Do what an operator asks for, written down first; the status after it."""
+        if command.name not in COMMANDS:
+            raise UsageError(f"{command.name!r} is no command; there are {', '.join(COMMANDS)}.")
+        seq = self._record("command", command._asdict())
+        self.journal.commit()
+        result: dict[str, Any] = {}
+        if command.name == "flatten":
+            self._flatten(seq)
+        elif command.name == "reconcile":
+            result["differences"] = self._settle_differences(command, seq)
+        self.published = self.status()
+        return {**self.published, **result}
+
+    def _settle_differences(self, command: Command, seq: int) -> list[str]:
+        """Compare venue and journal; adopt what the venue has, or send what undoes it."""
+        if not (command.adopt or command.undo):
+            return self.reconcile()
+        if self._venue is not None:
+            raise UsageError("a paper venue is the journal's own: there is nothing to settle.")
+        fills, cursor = self._ask(self.broker.fills, self.state.cursor)
+        account = self._ask_account()
+        orders: list[OrderRequest] = []
+        if command.undo:
+            close = dict(zip(self.decider.symbols, self._closes(), strict=True))
+            expected = add_fills(account_of(self.state.account), fills)
+            for symbol in sorted({*expected.positions, *account.positions}):
+                more = expected.positions.get(symbol, 0.0) - account.positions.get(symbol, 0.0)
+                if abs(more) > _SAME and symbol in close:
+                    name = self._order_id(self.state.time, symbol, f"undo-{seq}")
+                    side = "buy" if more > 0 else "sell"
+                    orders.append(
+                        OrderRequest(name, symbol, side, abs(more), close[symbol], more)  # type: ignore[arg-type]
+                    )
+        self._record("fills", {"fills": [f._asdict() for f in fills], "cursor": cursor})
+        self._record("account", account._asdict())
+        self._write_intents(orders, (), self.decider.time, 0.0, "undo")
+        self.journal.commit()
+        self._send(orders)
+        return []
+
+    # The journal.
+
+    def _record(self, kind: str, body: Mapping[str, Any], data: bytes | None = None) -> int:
+        """Write an entry down, and take it in as a recovery would."""
+        seq = self.journal.append(kind, body, data)
+        self.state.apply(kind, body)
+        return seq
+
+    def _replay(self, entries: Iterable[Entry]) -> None:
+        """Take in the entries behind a snapshot; decisions must come out as they were."""
+        bars: BarSet | None = None
+        account: Account | None = None
+        for entry in entries:
+            kind, body = entry.kind, entry.body
+            if kind == "bars":
+                bars = decode_bars(body, entry.data or b"")
+                self.gate.passed(bars, body["doubted"])
+            elif kind == "account":
+                account = account_of(body)
+            elif kind == "decision":
+                assert bars is not None, "bars come before their decision"
+                decision = self.decider.push(bars, account)
+                if decision.to_dict() != body:
+                    raise DamagedError(
+                        self.journal.path,
+                        f"entry {entry.seq}: this machine or version decides otherwise at "
+                        f"{decision.time}",
+                        "Run the version that wrote it, on the same kind of machine.",
+                    )
+                self.decider.complete()
+                self.decision = decision
+            self.state.apply(kind, body)
+
+    def _snapshot(self) -> None:
+        parts, facts = self.decider.state()
+        gate = self.gate.state()
+        arrays = with_prefix("engine.", parts) | with_prefix("gate.", gate.arrays)
+        tree = {"engine": facts, "gate": gate.facts, "live": self.state.to_dict()}
+        self.journal.snapshot(encode_state(arrays, tree))
+
+
+_MOST_AHEAD = 5.0
+"""Seconds that a bar's end may be ahead of the clock."""
+
+
+class Interrupted(EchelonError):
+    """A stop was asked for while the engine waited for its venue."""
+
+
+def add_fills(account: Account, fills: Sequence[VenueFill]) -> Account:
+    """What is held after fills."""
+    cash, positions = account.cash, dict(account.positions)
+    for fill in fills:
+        cash -= fill.shares * fill.price + fill.commission + fill.stamp
+        positions[fill.symbol] = positions.get(fill.symbol, 0.0) + fill.shares
+    return Account(cash, {s: held for s, held in positions.items() if abs(held) > _SAME})
+
+
+def compare_accounts(journal: Account, venue: Account, equity: float) -> list[str]:
+    """Where two accounts differ, in words."""
+    differences = []
+    for symbol in sorted({*journal.positions, *venue.positions}):
+        here, there = journal.positions.get(symbol, 0.0), venue.positions.get(symbol, 0.0)
+        if abs(here - there) > _SAME * max(1.0, abs(here), abs(there)):
+            differences.append(f"{symbol}: journal {here:g} shares, venue {there:g}")
+    if abs(journal.cash - venue.cash) > 1e3 * _SAME * max(equity, 1.0):
+        differences.append(f"cash: journal {journal.cash:.2f}, venue {venue.cash:.2f}")
+    return differences
+
+
+def _request_of(order: Mapping[str, Any]) -> OrderRequest:
+    return OrderRequest(**{name: order[name] for name in OrderRequest._fields})

@@ -1,0 +1,167 @@
+"""The risk gate: what every order passes before it is sent.
+
+Limits of the engine, not of the policy: a hierarchy's own risk control decides before, and stays
+where it is. An order passes whole or is stopped whole, with a code that reports explain; sells that
+only reduce a holding pass wherever something may be sold at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from echelon.config.live import LimitsConfig
+from echelon.live.brokers import OrderRequest
+from echelon.serving.engine import Account
+
+Mode = Literal["running", "reduce_only", "halted"]
+_MINUTE = 60.0
+
+STOPPED: Mapping[str, str] = {
+    "halted": "the engine is halted",
+    "reduce_only": "the engine only reduces what it holds",
+    "kill_file": "the kill-switch file is there",
+    "old_data": "the bars are too old (limits.max_age_seconds)",
+    "closed": "the exchange has no session (limits.trading_hours)",
+    "max_position": "too much of the equity in one symbol (limits.max_position)",
+    "max_order_value": "too large an order (limits.max_order_value)",
+    "price_collar": "too far from the last close (limits.price_collar)",
+    "max_turnover": "too much was traded this session (limits.max_turnover)",
+    "min_cash": "too little cash would be left (limits.min_cash)",
+    "max_orders_per_minute": "too many orders (limits.max_orders_per_minute)",
+}
+"""Code → why an order was not sent."""
+
+
+class StoppedOrder(NamedTuple):
+    """An order that was not sent; code: of `STOPPED`."""
+
+    order: OrderRequest
+    code: str
+
+
+class Situation(NamedTuple):
+    """What orders are judged by. close: symbol → price; seconds: on the clock of the feed.
+
+    barred: a code of `STOPPED` that holds for every order; None: none does
+    """
+
+    mode: Mode
+    equity: float
+    account: Account
+    close: Mapping[str, float]
+    seconds: float
+    barred: str | None = None
+
+
+@dataclass
+class RiskRecord:
+    """What the limits remember: equity by session, turnover, orders of the last minute."""
+
+    session: str = ""
+    before: float = 0.0  # equity at the end of the session before
+    equity: float = 0.0
+    peak: float = 0.0
+    traded: float = 0.0  # value of the session's orders
+    recent: tuple[tuple[float, int], ...] = ()  # (seconds, orders)
+
+    def note_equity(self, session: str, equity: float) -> None:
+        """The equity at the close of a bar."""
+        if session != self.session:
+            self.session, self.before, self.traded = session, self.equity or equity, 0.0
+        self.equity, self.peak = equity, max(self.peak, equity)
+
+    def note_order(self, value: float, seconds: float) -> None:
+        """An order that passed."""
+        self.traded += value
+        if self.recent and self.recent[-1][0] == seconds:
+            self.recent = (*self.recent[:-1], (seconds, self.recent[-1][1] + 1))
+        else:
+            last = tuple(item for item in self.recent if seconds - item[0] < _MINUTE)
+            self.recent = (*last, (seconds, 1))
+
+    @classmethod
+    def from_dict(cls, tree: Mapping[str, Any]) -> RiskRecord:
+        """What `vars` gave, from JSON."""
+        recent = tuple((float(at), int(count)) for at, count in tree["recent"])
+        return cls(**{**tree, "recent": recent})
+
+
+def breached_limits(limits: LimitsConfig, record: RiskRecord) -> Iterator[str]:
+    """Limits at which the engine halts, each in words."""
+    loss = 1.0 - record.equity / record.before if record.before > 0.0 else 0.0
+    if limits.max_daily_loss is not None and loss > limits.max_daily_loss:
+        yield f"loss of the session {loss:.2%}, limits.max_daily_loss {limits.max_daily_loss:.2%}"
+    drawdown = 1.0 - record.equity / record.peak if record.peak > 0.0 else 0.0
+    if limits.max_drawdown is not None and drawdown > limits.max_drawdown:
+        yield f"drawdown {drawdown:.2%}, limits.max_drawdown {limits.max_drawdown:.2%}"
+
+
+def pass_orders(
+    limits: LimitsConfig, record: RiskRecord, orders: Sequence[OrderRequest], now: Situation
+) -> tuple[list[OrderRequest], list[StoppedOrder]]:
+    """(orders that may be sent, those that may not)."""
+    passed: list[OrderRequest] = []
+    stopped: list[StoppedOrder] = []
+    recent = sum(count for at, count in record.recent if now.seconds - at < _MINUTE)
+    sells = [order for order in orders if order.side == "sell"]
+    cash = now.account.cash + sum(order_value(order) for order in sells)
+    traded = record.traded
+    for order in (*sells, *(order for order in orders if order.side == "buy")):
+        value = order_value(order)
+        tally = _Tally(traded + value, cash - value, recent + len(passed) + 1)
+        code = now.barred or _judge(limits, order, value, now)
+        code = code or _judge_tally(limits, order, tally, now.equity)
+        if code is not None:
+            stopped.append(StoppedOrder(order, code))
+            continue
+        passed.append(order)
+        traded += value
+        cash -= value if order.side == "buy" else 0.0
+    return passed, stopped
+
+
+def _judge(limits: LimitsConfig, order: OrderRequest, value: float, now: Situation) -> str | None:
+    """Why an order may not be sent, whatever the others are."""
+    close = now.close.get(order.symbol, 0.0)
+    if now.mode == "halted":
+        return "halted"
+    collar = limits.price_collar
+    if collar is not None and abs(order.price - close) > collar * close:
+        return "price_collar"
+    if limits.max_order_value is not None and value > limits.max_order_value:
+        return "max_order_value"
+    if order.side == "sell":
+        return None
+    if now.mode == "reduce_only":
+        return "reduce_only"
+    held = now.account.positions.get(order.symbol, 0.0) * close
+    if limits.max_position is not None and held + value > limits.max_position * now.equity:
+        return "max_position"
+    return None
+
+
+class _Tally(NamedTuple):
+    """With the order in question: value traded this session, cash left, orders of this minute."""
+
+    traded: float
+    cash: float
+    orders: int
+
+
+def _judge_tally(
+    limits: LimitsConfig, order: OrderRequest, tally: _Tally, equity: float
+) -> str | None:
+    """Why an order may not be sent after those before it."""
+    if limits.max_turnover is not None and tally.traded > limits.max_turnover * equity:
+        return "max_turnover"
+    if order.side == "buy" and limits.min_cash and tally.cash < limits.min_cash * equity:
+        return "min_cash"
+    most = limits.max_orders_per_minute
+    return "max_orders_per_minute" if most is not None and tally.orders > most else None
+
+
+def order_value(order: OrderRequest) -> float:
+    """Money that an order is about."""
+    return order.spend or max(abs(order.wanted), order.shares) * order.price
