@@ -870,6 +870,31 @@ def mutate_jsonl(rng: Rng, data: bytes) -> bytes:
     return b"\n".join(lines)
 
 
+def mutate_messages(rng: Rng, data: bytes) -> bytes:
+    """Lines of messages: some changed, lost, doubled or in another order; at times the bytes."""
+    if rng.random() < 0.1:
+        return mutate_bytes(rng, data)
+    lines = data.split(b"\n")
+    for _ in range(rng.choice((1, 1, 2, 3, 8))):
+        k, other = rng.randrange(len(lines)), rng.randrange(len(lines))
+        kind = rng.random()
+        if kind < 0.6:
+            lines[k] = mutate_json(rng, lines[k]).replace(b"\n", b" ")
+        elif kind < 0.7:
+            del lines[k]
+        elif kind < 0.8:
+            lines.insert(other, lines[k])
+        elif kind < 0.9:
+            lines[k], lines[other] = lines[other], lines[k]
+        else:
+            lines[k] = rng.choice(
+                (as_bytes(word(rng)), b"[" * 70_000, b'{"schema":' * 9_000, b"x" * (1 << 17))
+            )
+        if not lines:
+            break
+    return b"\n".join(lines)
+
+
 def mutate_file(rng: Rng, name: str, data: bytes) -> bytes:
     """A file by the ending of its name; by its bytes where the ending says nothing."""
     by_ending: dict[str, Callable[[Rng, bytes], bytes]] = {

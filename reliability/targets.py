@@ -24,7 +24,7 @@ from reliability import mutate
 from reliability.cases import Case, CommandEnd, Outcome, run_command
 from reliability.mutate import Rng
 from reliability.watched import Job, Runner
-from reliability.worlds import ROOT, SERVED, SMALL, options
+from reliability.worlds import ROOT, SERVED, SMALL, live_engine, options
 
 _EVIL = {"evil.py": mutate.CODE.encode()}
 """A module that a configuration may name; nothing that only looks at the configuration runs it."""
@@ -704,13 +704,7 @@ def run_state(case: Case) -> None:
     if case.extra["seed"] is not None:
         rng = random.Random(case.extra["seed"])
         arrays, facts = read_state(path, "")
-        for name in rng.sample(sorted(arrays), rng.choice((0, 1, 1, 2))):
-            if rng.random() < 0.1:
-                del arrays[name]
-                continue
-            array = mutate.mutate_array(rng, arrays[name])
-            if array.dtype.str[1:] in _STORABLE:
-                arrays[name] = array
+        _change_state(rng, arrays)
         if rng.random() < 0.4:
             facts = _storable(mutate.mutate_tree(rng, facts), facts)
         write_state(path, arrays, facts)
@@ -719,6 +713,17 @@ def run_state(case: Case) -> None:
         engine.answer(engine.read_bars(body["time"], body["bars"]))
         engine.complete()
         json.dumps(engine.summary(), allow_nan=False)
+
+
+def _change_state(rng: Rng, arrays: dict[str, Any]) -> None:
+    """Some arrays of a state changed, or gone."""
+    for name in rng.sample(sorted(arrays), rng.choice((0, 1, 1, 2))):
+        if rng.random() < 0.1:
+            del arrays[name]
+            continue
+        array = mutate.mutate_array(rng, arrays[name])
+        if array.dtype.str[1:] in _STORABLE:
+            arrays[name] = array
 
 
 _STORABLE = frozenset({"f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u8", "b1"})
@@ -815,6 +820,177 @@ def _ask(client: Any, body: bytes, more: Mapping[str, Any] | None = None) -> tup
         return answer.status_code, answer.text
 
 
+# --- live trading: messages of a feed, a journal, settings
+
+
+def feed_file(rng: Rng, corpus: Corpus) -> Case:
+    """Messages of a feed, as somebody else may write them."""
+    world = rng.choice(SERVED)
+    data = mutate.mutate_messages(rng, corpus.data(world, "feed.jsonl"))
+    extra = {"seed": rng.getrandbits(32), "live": rng.random() < 0.5}
+    return Case((), {"feed.jsonl": data}, world, (*_SERVICE, "engine.state"), extra)
+
+
+def run_feed(case: Case) -> None:
+    """Read them, pass them through the gate, decide: whatever passes, the engine takes."""
+    from echelon.config.live import GateConfig
+    from echelon.data.stream import BarSet
+    from echelon.errors import DataError
+    from echelon.files import json_line
+    from echelon.live.feeds.history import FileFeed
+    from echelon.live.gate import Gate
+    from echelon.serving.engine import DecisionEngine
+
+    rng = random.Random(case.extra["seed"])
+    engine = DecisionEngine.restore(_served_bundle(case.world), Path("engine.state"))
+    settings = {"gap": rng.choice(("halt", "carry")), "missing": rng.choice(("halt", "carry"))}
+    settings |= {"pending_sets": rng.choice((1, 64)), "stale_bars": rng.choice((0, 1, 20))}
+    gate = Gate.from_engine(engine, GateConfig(**settings), live=case.extra["live"])
+    feed, now = FileFeed(Path("feed.jsonl"), "once"), 0.0
+    feed.start({}, engine.time)
+    while not feed.ended:
+        gate.take(feed.poll(0.0), now, feed.sources)
+        for item in gate.ready(now, ended=feed.ended):
+            if isinstance(item, BarSet):
+                try:
+                    engine.push(item)
+                except DataError as error:
+                    raise RuntimeError(f"passed, and was then refused: {error}") from error
+                engine.complete()
+        for refusal in gate.drain():
+            if len(json_line(refusal._asdict())) > 2_000:
+                raise RuntimeError(f"a refusal without bounds: {str(refusal)[:300]}")
+        json_line({"offsets": gate.offsets, "seen": gate.seen, "doubted": gate.doubted})
+        now += rng.choice((0.0, 1.0, 100.0))
+    feed.close()
+
+
+_JOURNAL = ("live.db", "live.db.venue")
+
+
+def journal_file(rng: Rng, corpus: Corpus) -> Case:
+    """A journal with damaged bytes, or with other entries in a chain that holds."""
+    world = rng.choice(SERVED)
+    files: dict[str, bytes | None] = {}
+    name = rng.choice((*_JOURNAL, _JOURNAL[0]))
+    extra = {"do": rng.choice(tuple(_DO)), "name": name, "seed": rng.getrandbits(32)}
+    if rng.random() < 0.35:
+        files[name] = mutate.mutate_bytes(rng, corpus.data(world, name))
+        extra["seed"] = None
+    return Case((), files, world, (*_SERVICE, *_JOURNAL, "store"), extra)
+
+
+def run_journal(case: Case) -> None:
+    """Look at the journal, or go on by it."""
+    if case.extra["seed"] is not None:
+        _edit_journal(random.Random(case.extra["seed"]), Path(case.extra["name"]))
+    _DO[case.extra["do"]](_served_bundle(case.world))
+
+
+def _edit_journal(rng: Rng, path: Path) -> None:
+    """Change an entry or a snapshot, and make the chain of hashes anew."""
+    import sqlite3
+    from contextlib import closing
+
+    from echelon.live.journal import _digest
+
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("DROP TRIGGER entries_stay; DROP TRIGGER entries_keep;")
+        rows = db.execute("SELECT seq, kind, body, data FROM entries ORDER BY seq").fetchall()
+        seq, kind, body, data = rng.choice(rows)
+        change = rng.random()
+        if change < 0.6:
+            body = mutate.tree_text(mutate.mutate_tree(rng, json.loads(body)))
+        elif change < 0.7:
+            kind = rng.choice(("bars", "decision", "order", "status", "fills", "nothing"))
+        elif change < 0.8:
+            data = mutate.mutate_bytes(rng, data or b"")
+        elif change < 0.9:
+            db.execute("DELETE FROM entries WHERE seq = ?", (seq,))
+        else:
+            _edit_snapshot(rng, db)
+        db.execute("UPDATE entries SET kind=?, body=?, data=? WHERE seq=?", (kind, body, data, seq))
+        before = b""
+        for seq, kind, body, data in db.execute("SELECT seq, kind, body, data FROM entries"):
+            before = _digest(before, kind, body, data)
+            db.execute("UPDATE entries SET hash = ? WHERE seq = ?", (before, seq))
+        db.commit()
+
+
+def _edit_snapshot(rng: Rng, db: Any) -> None:
+    from echelon.serving.state_file import decode_state, encode_state
+
+    rows = db.execute("SELECT seq, data FROM snapshots").fetchall()
+    if not rows:
+        return
+    seq, data = rng.choice(rows)
+    if rng.random() < 0.3:
+        data = mutate.mutate_safetensors(rng, data)
+    else:
+        arrays, facts = decode_state(data, Path("snapshot"), "")
+        _change_state(rng, arrays)
+        facts = _storable(mutate.mutate_tree(rng, facts), facts)
+        data = encode_state(arrays, facts)
+    db.execute("UPDATE snapshots SET data = ? WHERE seq = ?", (data, seq))
+    body = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    db.execute("UPDATE entries SET body = ? WHERE seq = ?", (json.dumps(body), seq))
+
+
+def _verify_journal(bundle: Any) -> None:
+    from echelon.live.journal import Journal
+
+    with Journal.read(Path("live.db")) as journal:
+        journal.verify()
+        journal.last("bars")
+
+
+def _show_journal(bundle: Any) -> None:
+    from echelon.live.journal import Journal
+    from echelon.live.tables import export_tables, last_status
+
+    with Journal.read(Path("live.db")) as journal:
+        json.dumps(last_status(journal))
+        export_tables(journal, Path("tables"))
+
+
+def _replay_live(bundle: Any) -> None:
+    from echelon.live.journal import Journal
+    from echelon.live.replay import replay_journal
+
+    with Journal.read(Path("live.db")) as journal:
+        replay_journal(bundle, journal)
+
+
+def _go_on(bundle: Any) -> None:
+    with live_engine(bundle) as engine:
+        engine.run(bars=1)
+        json.dumps(engine.status())
+
+
+_DO: Mapping[str, Callable[[Any], None]] = {
+    "verify": _verify_journal,
+    "show": _show_journal,
+    "replay": _replay_live,
+    "go on": _go_on,
+}
+
+
+def live_settings(rng: Rng, corpus: Corpus) -> Case:
+    """The settings of live trading."""
+    from echelon.config.live import LiveConfig
+
+    text = mutate.yaml_text(LiveConfig().model_dump(mode="json"))
+    return Case((), {"live.yaml": mutate.mutate_yaml(rng, text)})
+
+
+def run_settings(case: Case) -> None:
+    """Read them as the commands do."""
+    from echelon.config.live import LiveConfig
+    from echelon.config.load import load_section
+
+    load_section(LiveConfig, Path("live.yaml"))
+
+
 # --- the table
 
 
@@ -861,6 +1037,9 @@ TARGETS = {
         Target("replay", 0.05, bundle_replay, run_bundle, seconds=60, worlds=SERVED),
         Target("state", 2, engine_state, run_state, worlds=SERVED),
         Target("request", 4, service_request, run_service, worlds=SERVED),
+        Target("feed", 3, feed_file, run_feed, worlds=SERVED),
+        Target("journal", 1, journal_file, run_journal, seconds=60, worlds=SERVED),
+        Target("live", 2, live_settings, run_settings, worlds=()),
         Target("execution", 0.15, execution_run, seconds=60, worlds=("execution",)),
     )
 }

@@ -21,7 +21,11 @@ import sys
 from collections.abc import Iterable, Mapping
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from echelon.live.engine import LiveEngine
+    from echelon.serving.bundle import Bundle
 
 ROOT = Path(__file__).resolve().parents[1]
 SYMBOLS = ("AAA", "BBB", "CCC")
@@ -150,6 +154,7 @@ def _serve() -> None:
     """Export the run, and leave what a service does: its state after a bar, and what comes next.
 
     bodies.json: requests of the service, the first of which the state has answered
+    feed.jsonl: messages of the same bars and some more; live.db: a journal of them
     """
     from echelon.serving.bundle import load_bundle
     from echelon.serving.engine import DecisionEngine
@@ -164,6 +169,36 @@ def _serve() -> None:
     engine.answer(engine.read_bars(bodies[0]["time"], bodies[0]["bars"]))
     engine.complete()
     Path("bodies.json").write_text(json.dumps(bodies), encoding="utf-8")
+    _trade(engine.bundle, until)
+
+
+def _trade(bundle: Bundle, until: date) -> None:
+    """Leave messages of a feed behind that day, and the journal of a live engine."""
+    from echelon.live.feeds import publish_bars
+
+    publish_bars(bundle, Path("store"), "file:feed.jsonl", until, 6)
+    with live_engine(bundle, until) as engine:
+        engine.run(bars=3)
+        if engine.state.mode != "running":
+            raise RuntimeError(engine.state.why)
+
+
+def live_engine(bundle: Bundle, until: date | None = None) -> LiveEngine:
+    """The engine of the journal `live.db` here, on the store's bars and the paper venue."""
+    from echelon.config.live import LiveConfig
+    from echelon.live.brokers import open_broker
+    from echelon.live.engine import LiveEngine
+    from echelon.live.feeds import open_feed
+
+    config = LiveConfig(sync=False, snapshot_every=2)
+    store, journal = Path("store"), Path("live.db")
+    broker = open_broker("paper", bundle, journal, store, until, config)
+    feed = open_feed("store", bundle, store)
+    try:
+        return LiveEngine.open(bundle, store, journal, feed, broker, config, until=until)
+    except BaseException:
+        broker.close()
+        raise
 
 
 def _bar(row: list[str]) -> dict[str, Any]:
