@@ -324,7 +324,7 @@ class DecisionEngine:
         market, facts = market_state(self._panel, self._world)
         parts |= market | with_prefix("features.", features.arrays)
         parts |= with_prefix("books.", self._books.state())
-        if isinstance(self.policy, StatefulPolicy):
+        if isinstance(self.policy, StatefulPolicy) and self._pending is not None:
             parts |= with_prefix("policy.", self.policy.state())
         facts |= {
             "bundle": self.bundle.id,
@@ -367,10 +367,10 @@ class DecisionEngine:
             if not 0 <= row < line.world.kept.stop + (not decided):
                 raise ValueError(f"row {row} of {line.world.kept.stop}")
             engine = cls(bundle, line, row, keep)
+            if isinstance(engine.policy, StatefulPolicy):
+                engine.policy.restore(below_prefix("policy.", parts))
             if decided:
                 engine._books.restore(below_prefix("books.", parts))
-                if isinstance(engine.policy, StatefulPolicy):
-                    engine.policy.restore(below_prefix("policy.", parts))
                 _refuse_odd_books(engine._books, engine._world)
                 engine._pending = engine._match_pending(parts)
             engine._decision, engine._digest = known["decision"], known["digest"]
