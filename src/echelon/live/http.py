@@ -243,8 +243,8 @@ class Client(Closing):
             tree = json.loads(content)
         except (OSError, HTTPException, ValueError, RecursionError) as error:
             self.close()
-            why = shorten(error) or type(error).__name__
-            raise BrokerError(f"{self.url}: no answer to {method} {path} ({why})") from error
+            what = shorten(error) or type(error).__name__
+            raise BrokerError(f"{self.url}: no answer to {method} {path} ({what})") from error
         if response.status == 200 and isinstance(tree, dict):
             return tree
         why = tree.get("error") if isinstance(tree, dict) else None

@@ -322,7 +322,7 @@ class DecisionEngine:
         market, facts = market_state(self._panel, self._world)
         parts |= market | with_prefix("features.", features.arrays)
         parts |= with_prefix("books.", self._books.state())
-        if isinstance(self.policy, StatefulPolicy):
+        if isinstance(self.policy, StatefulPolicy) and self._pending is not None:
             parts |= with_prefix("policy.", self.policy.state())
         facts |= {
             "bundle": self.bundle.id,
@@ -362,10 +362,10 @@ class DecisionEngine:
             decided = "pending" in parts
             row = parts["books.row"][0] if decided else facts["first_row"]
             engine = cls(bundle, line, int(row), keep)
+            if isinstance(engine.policy, StatefulPolicy):
+                engine.policy.restore(below_prefix("policy.", parts))
             if decided:
                 engine._books.restore(below_prefix("books.", parts))
-                if isinstance(engine.policy, StatefulPolicy):
-                    engine.policy.restore(below_prefix("policy.", parts))
                 engine._pending = parts["pending"]
             engine._decision, engine._digest = facts["decision"], str(facts["digest"])
         except (KeyError, ValueError, TypeError, StoreError) as error:
