@@ -83,7 +83,7 @@ def live_backtest(journal: Journal, world: World) -> Backtest:
         value=value,
         weights=(shares * np.nan_to_num(at.close) / worth[:, None]).astype(np.float32),
         cash_share=(cash / worth).astype(np.float32),
-        actions=np.array(decided[:-1], dtype=np.int8 if kind == "discrete" else np.float64),
+        actions=actions,
         fills=_fills(journal, at, column),
         fill_times=at.times[1:],
         periods_per_year=world.periods_per_year,

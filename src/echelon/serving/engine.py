@@ -324,7 +324,7 @@ class DecisionEngine:
         market, facts = market_state(self._panel, self._world)
         parts |= market | with_prefix("features.", features.arrays)
         parts |= with_prefix("books.", self._books.state())
-        if isinstance(self.policy, StatefulPolicy) and self._pending is not None:
+        if isinstance(self.policy, StatefulPolicy):
             parts |= with_prefix("policy.", self.policy.state())
         facts |= {
             "bundle": self.bundle.id,
