@@ -278,7 +278,8 @@ class _Leads:
     @staticmethod
     def leads(results: Results, words: Words) -> list[str]:
         """What came out, what orders cost, what the gates did."""
-        assert results.live is not None and results.replay.backtest is not None
+        assert results.live is not None
+        assert results.replay.backtest is not None
         gain = LABELS["total_return"].format
         live, backtest = (
             float(book.value[-1] / book.value[0] - 1.0)
