@@ -336,6 +336,8 @@ JSON_BY_HAND = {
     "report/pages.py": "data inside a page, in one line",
     "live/brokers/sheet.py": "files that the user writes, judged line by line",
     "live/http.py": "bodies of requests and answers, bounded before",
+    "live/alpaca_api.py": "errors of the venue, as its client hands them on",
+    "live/feeds/kafka.py": "settings in an environment variable",
     "live/feeds/messages.py": "a parser of its own: every number a float, and quickly",
 }
 """Modules that may use `json` or read tables themselves, and why."""

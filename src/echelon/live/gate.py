@@ -238,11 +238,11 @@ class Gate:
                 if isinstance(gap, Halt):
                     yield gap
                 else:
-                    self.passed(gap)
+                    self.note_set(gap)
                     yield gap
             del self._pending[time]
             bars = self._make(pending)
-            self.passed(bars)
+            self.note_set(bars)
             yield bars
 
     def ahead(self) -> frozenset[str]:
@@ -253,7 +253,7 @@ class Gate:
         ahead = frozenset(source for source, time in self._newest.items() if time > oldest)
         return frozenset() if ahead >= frozenset(self._sources) else ahead
 
-    def passed(self, bars: BarSet, doubted: Mapping[str, float] | None = None) -> None:
+    def note_set(self, bars: BarSet, doubted: Mapping[str, float] | None = None) -> None:
         """Remember a set that has passed; doubted: of the journal, where it passed before."""
         self._last = bars.time
         self._memory.note(bars)
@@ -529,13 +529,13 @@ class _Memory:
             confirmed = np.maximum(again, 1.0 / again) <= config.max_jump
         jumped = jumps & ~confirmed
         self.doubted = np.where(jumped, bars.close, np.nan)
-        repeats = np.where(self._repeated(bars), self.repeats + 1, 0.0)
+        repeats = np.where(self._find_repeats(bars), self.repeats + 1, 0.0)
         still = repeats >= config.stale_bars if config.stale_bars else np.zeros_like(jumped)
-        found = [
+        doubts = [
             (int(n), "jump", f"close {bars.close[n]:g} is {ratio[n]:.4g} times the one before")
             for n in np.flatnonzero(jumped)
         ]
-        return found + [
+        return doubts + [
             (int(n), "stale", f"the same bar {int(repeats[n]) + 1} times in a row")
             for n in np.flatnonzero(still & ~jumped)
         ]
@@ -544,7 +544,7 @@ class _Memory:
         """Take in a set that passes."""
         on = ~np.isnan(bars.close)
         self.repeats = np.where(
-            on, np.where(self._repeated(bars), self.repeats + 1, 0), self.repeats
+            on, np.where(self._find_repeats(bars), self.repeats + 1, 0), self.repeats
         )
         self.had = on
         self.close = np.where(on, bars.close, self.close)
@@ -566,7 +566,7 @@ class _Memory:
             before = np.where(np.isnan(bars.pre_close), before, bars.pre_close)
         return before
 
-    def _repeated(self, bars: BarSet) -> Bools:
+    def _find_repeats(self, bars: BarSet) -> Bools:
         """[N] whether a bar equals the one before in every field, and something was traded."""
         same = ~np.isnan(bars.close)
         for name, values in self.last.items():
