@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from echelon.cli.console import add_row, err, number_table, out, set_up_logging, text_table
+from echelon.cli.console import err, out, set_up_logging
+from echelon.cli.live_view import Recorder, read_recent, status_view
 from echelon.cli.options import ConfigFile, Level, Overrides, TrustCode
 from echelon.errors import EchelonError, Stopped, UsageError
 
@@ -96,7 +97,7 @@ def run(
     loaded, place, until = _open_bundle(bundle, store, begin, trust_code)
     with ExitStack() as stack:
         source = open_feed(feed, loaded, place)
-        venue = open_broker(broker, loaded, journal, place, until)
+        venue = open_broker(broker, loaded, journal, place, until, settings)
         engine = LiveEngine.open(loaded, place, journal, source, venue, settings, until=until)
         stack.enter_context(engine)
         if token is not None:
@@ -107,7 +108,7 @@ def run(
             f"{loaded.manifest['policy']} on {feed}, orders to {venue.name}, journal {journal}"
         )
         stop = stack.enter_context(stop_requests())
-        with _watching(engine.peek):
+        with _watching(journal, engine.peek):
             try:
                 engine.run(stop, bars=bars)
             except Interrupted as error:
@@ -139,9 +140,10 @@ def status(
     """Say how an engine stands: of a running one over loopback, else from its journal."""
     set_up_logging(log_level)
     if not watch:
-        out.print(status_view(_standing(journal)))
+        standing = _standing(journal)
+        out.print(status_view(standing, read_recent(journal, standing)))
         return
-    with _watching(lambda: _standing(journal), always=True):
+    with _watching(journal, lambda: _standing(journal), always=True):
         while True:
             time.sleep(_REFRESH_SECONDS)
 
@@ -215,7 +217,7 @@ def replay(
         f"{len(done.decisions)} decisions of {journal} made again: equal, bit for bit"
         + (
             f"; {done.compared} bars with {done.orders} orders, fills and equity equal the backtest"
-            if done.backtest is not None
+            if done.compared
             else "; fills were a venue's, so no backtest is compared"
         )
         + (f" (up to {done.touched}, where orders were stopped)" if done.touched else "")
@@ -353,45 +355,21 @@ def _line(status: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _watching(standing: Any, *, always: bool = False) -> Iterator[None]:  # noqa: ANN401 (() -> dict)
+def _watching(
+    journal: Path, standing: Callable[[], dict[str, Any]], *, always: bool = False
+) -> Iterator[None]:
     """Show how an engine stands while the block runs, where somebody looks at a terminal."""
     if not (always or err.is_terminal):
         yield
         return
     from rich.live import Live
 
+    recorder = Recorder(journal)
+
     class _View:
         def __rich__(self) -> RenderableType:
-            return status_view(standing())
+            status = standing()
+            return status_view(status, recorder.look(status))
 
     with Live(_View(), console=err, refresh_per_second=1 / _REFRESH_SECONDS):
         yield
-
-
-def status_view(status: dict[str, Any]) -> RenderableType:
-    """How an engine stands: equity, positions, orders, who is in charge, latency, warnings."""
-    from rich.console import Group
-
-    running = {True: "", False: ", not running"}.get(status.get("running", True), "")
-    facts = text_table(f"{status['policy']} at {status['broker']}{running}", "", "now")
-    latency = status.get("latency")
-    charge = status.get("in_charge")
-    for name, text in (
-        ("mode", status["mode"] + (f": {status['why']}" if status["why"] else "")),
-        ("last bar", f"{status['time'][:16] or 'none yet'} ({status['bars']} bars)"),
-        ("equity", f"{status['equity']:,.2f}, drawdown {status['drawdown']:.1%}"),
-        ("cash", f"{status['account'].get('cash', 0.0):,.2f}"),
-        ("in charge", "" if charge is None else str(charge["expert"])),
-        ("latency", "" if latency is None else f"{1e3 * latency:.1f} ms from bars to orders"),
-        ("counts", ", ".join(f"{kind} {count:,}" for kind, count in status["counts"].items())),
-    ):
-        if text:
-            add_row(facts, name, text)
-    held = number_table("positions", "symbol", "shares")
-    for symbol, shares in sorted(status["account"].get("positions", {}).items()):
-        add_row(held, symbol, f"{shares:,.4g}")
-    orders = text_table("orders in flight", "symbol", "side", "shares", "state")
-    for order in status["orders"][:20]:
-        add_row(orders, order["symbol"], order["side"], f"{order['shares']:g}", order["state"])
-    parts: list[Any] = [facts, held] if held.row_count else [facts]
-    return Group(*parts, *([orders] if orders.row_count else []))

@@ -69,5 +69,8 @@ class LiveConfig(Section):
     """The risk gate before every order."""
     snapshot_every: PositiveInt = 50
     """Bar sets between two snapshots of the state."""
+    sync: bool = True
+    """Whether a commit is on the disk before orders are sent. Without it a killed process still
+    loses nothing, but a power failure may: for replays and tests."""
     unknown_seconds: PositiveFloat = 60.0
     """How long an order may be unknown before the engine halts."""

@@ -14,9 +14,9 @@ differ from those in between; a late listing day also moves the sessions without
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -125,6 +125,21 @@ class PanelStream:
         return self._state.time
 
     @property
+    def members(self) -> Bools:
+        """Who [N] is in the universe."""
+        return self._facts.members
+
+    @property
+    def has_benchmark(self) -> bool:
+        """Whether there is an index level with the bars."""
+        return self._facts.benchmark is not None
+
+    @property
+    def factors(self) -> Floats:
+        """Last factor of each symbol [N], as it came; NaN before its first bar."""
+        return self._state.factor
+
+    @property
     def reasons(self) -> tuple[str | None, ...]:
         """Why each symbol [N] was delisted, as far as known."""
         return self._facts.reasons
@@ -173,25 +188,48 @@ class PanelStream:
 
     def _check_time(self, time: np.datetime64) -> Times:
         """The time as datetime64[us], later than the last and on the grid and the calendar."""
-        kind, last = self._facts.kind, self._state.time
-        at = np.datetime64(time).astype("datetime64[us]")
-        if np.isnat(at):
-            raise DataError("the bar set has no time. Set it to when its bars ended.")
+        last = self._state.time
+        at = self.check_grid(time)
         if self._state.session >= 0 and at <= last:
             raise DataError(
                 f"the bar set of {at} is not after the last one, {last}: it is repeated or out of "
                 "order. Push each time once, in order."
             )
+        missing = self.missing_sessions(last, at)
+        if len(missing):
+            raise DataError(
+                f"the session {missing[0].item().date()} is missing before "
+                f"{at.astype('datetime64[D]')}; the last was {last.astype('datetime64[D]')}. Push "
+                "it first, without any bar if nobody traded."
+            )
+        return at
+
+    def check_grid(self, time: np.datetime64) -> Times:
+        """The time as datetime64[us]; DataError where no bar of this kind can end then."""
+        kind = self._facts.kind
+        at = np.datetime64(time).astype("datetime64[us]")
+        if np.isnat(at):
+            raise DataError("the bar set has no time. Set it to when its bars ended.")
         day = at.astype("datetime64[D]")
         if (at - day) % np.timedelta64(MINUTES[kind.freq], "m") != np.timedelta64(0, "us"):
             raise DataError(
                 f"{at} is not on the grid of {kind.freq} bars: it is of another frequency."
             )
         if kind.calendar != FROM_DATA:
-            self._check_session(day, last.astype("datetime64[D]"))
+            self._check_session(day)
             if kind.freq != "1d" and kind.calendar != ROUND_THE_CLOCK:
                 self._check_hours(np.asarray(at), day)
         return np.asarray(at)
+
+    def missing_sessions(self, last: np.datetime64, at: np.datetime64 | Times) -> Times:
+        """Of daily bars: sessions of the calendar between the bars of `last` and `at`."""
+        kind = self._facts.kind
+        if kind.freq != "1d" or kind.calendar == FROM_DATA or np.isnat(last):
+            return self._days[:0]
+        self._reach(np.datetime64(at.astype("datetime64[D]").item(), "D"))
+        begin, end = np.searchsorted(self._days, [last, at], side="left")
+        begin += int(begin < len(self._days) and self._days[begin] == last)
+        return self._days[begin:end]
 
     def _check_hours(self, at: Times, day: np.datetime64) -> None:
         """A bar within the day lies in the hours of its session, both ends included."""
@@ -208,30 +246,24 @@ class PanelStream:
                 "another calendar or time zone."
             )
 
-    def _check_session(self, day: np.datetime64, last: np.datetime64) -> None:
-        """`day` is a session, and of daily bars the one after `last`."""
-        calendar = self._facts.kind.calendar
-        if not (len(self._days) and self._days[0] <= day <= self._days[-1]):
-            start = day if np.isnat(last) else min(day, last)
-            ahead = min(day, _FAR).astype(date) + timedelta(days=400)
-            reach = bounds(calendar).clip(start.astype(date), ahead)
-            self._days = sessions(calendar, *reach) if reach[0] <= reach[1] else self._days[:0]
+    def _check_session(self, day: np.datetime64) -> None:
+        self._reach(day)
         at = int(np.searchsorted(self._days, day))
         if at == len(self._days) or self._days[at] != day:
             raise DataError(
-                f"{day} is not a session of {calendar}: the bars are of another calendar."
-            )
-        daily = self._facts.kind.freq == "1d" and not np.isnat(last)
-        if daily and at and self._days[at - 1] > last:
-            raise DataError(
-                f"the session {self._next_session(last)} is missing before {day}; the last was "
-                f"{last}. Push it first, without any bar if nobody traded."
+                f"{day} is not a session of {self.kind.calendar}: the bars are of another calendar."
             )
 
-    def _next_session(self, last: np.datetime64) -> date:
-        """The session to push after `last`."""
-        day: datetime = self._days[np.searchsorted(self._days, last, side="right")].item()
-        return day.date()
+    def _reach(self, day: np.datetime64) -> None:
+        """Let the known sessions include `day` and the last row's."""
+        last = self._state.time.astype("datetime64[D]")
+        start = day if np.isnat(last) else min(day, last)
+        if len(self._days) and self._days[0] <= start and day <= self._days[-1]:
+            return
+        calendar = self._facts.kind.calendar
+        ahead = min(day, _FAR).astype(date) + timedelta(days=400)
+        reach = bounds(calendar).clip(start.astype(date), ahead)
+        self._days = sessions(calendar, *reach) if reach[0] <= reach[1] else self._days[:0]
 
     def _check_shapes(self, bars: BarSet) -> None:
         kind = self._facts.kind
@@ -265,33 +297,11 @@ class PanelStream:
 
     def _check_values(self, bars: BarSet) -> None:
         """Prices that a market can have where there is a bar, and nothing where there is none."""
-        have = [name for name in FIELDS if getattr(bars, name) is not None]
-        values = np.stack([getattr(bars, name) for name in have])
-        low, high, zero, optional = (column[:, None] for column in _rules(tuple(have)))
-        on, missing = ~np.isnan(bars.close), np.isnan(values)
-        inside = ((values >= low) & (values <= high)) | (zero & (values == 0))
-        bad = np.where(on, ~(inside | (optional & missing)), ~missing)
-        if bad.any():
-            k, n = (int(i) for i in np.argwhere(bad)[0])
-            span = f"expected {low[k, 0]:g} to {high[k, 0]:g}"
-            why = span if on[n] else "but there is no close, so no bar"
-            self._refuse(bars, have[k], n, why)
-        if bars.high is None or bars.low is None:
-            return
-        top, bottom = bars.high * (1 + TOLERANCE), bars.low * (1 - TOLERANCE)
-        for name in ("high", "open", "close"):
-            price = getattr(bars, name)
-            if price is not None:
-                outside = (price > top) | (price < bottom)
-                if outside.any():
-                    self._refuse(bars, name, int(np.argmax(outside)), "outside low to high")
-
-    def _refuse(self, bars: BarSet, name: str, n: int, why: str) -> None:
-        raise DataError(
-            f"{self._facts.kind.symbols[n]} at {bars.time}: {name} is "
-            f"{float(getattr(bars, name)[n]):g}, {why}. Correct the bar, or give it as missing "
-            "(all NaN)."
-        )
+        for fault in find_faults(bars):
+            raise DataError(
+                f"{self._facts.kind.symbols[fault.asset]} at {bars.time}: {fault.why}. Correct the "
+                "bar, or give it as missing (all NaN)."
+            )
 
     def state(self) -> StreamState:
         """All that `restore` needs; arrays are copies."""
@@ -322,6 +332,45 @@ class PanelStream:
         reasons = tuple(state.facts["reasons"])
         level = None if facts.benchmark is None else float(arrays["benchmark"])
         self._facts = StreamFacts(facts.kind, known, reasons, arrays["members"], level)
+
+
+class Fault(NamedTuple):
+    """What is wrong with the bar of one asset; why: field, value and what was expected."""
+
+    asset: int
+    why: str
+
+
+def find_faults(bars: BarSet) -> Iterator[Fault]:
+    """Bars that no market has, an asset's first fault each."""
+    have = [name for name in FIELDS if getattr(bars, name) is not None]
+    values = np.stack([getattr(bars, name) for name in have])
+    low, high, zero, optional = (column[:, None] for column in _rules(tuple(have)))
+    on, missing = ~np.isnan(bars.close), np.isnan(values)
+    inside = ((values >= low) & (values <= high)) | (zero & (values == 0))
+    bad = np.where(on, ~(inside | (optional & missing)), ~missing)
+    outside = _outside(bars)
+    if not bad.any() and not any(mask.any() for mask in outside.values()):
+        return
+    for n in range(len(on)):
+        if bad[:, n].any():
+            k = int(np.argmax(bad[:, n]))
+            span = f"expected {low[k, 0]:g} to {high[k, 0]:g}"
+            why = span if on[n] else "but there is no close, so no bar"
+            yield Fault(n, f"{have[k]} is {values[k, n]:g}, {why}")
+            continue
+        name = next((name for name, mask in outside.items() if mask[n]), None)
+        if name is not None:
+            yield Fault(n, f"{name} is {getattr(bars, name)[n]:g}, outside low to high")
+
+
+def _outside(bars: BarSet) -> dict[str, Bools]:
+    """Price → where it lies outside low to high [N]."""
+    if bars.high is None or bars.low is None:
+        return {}
+    top, bottom = bars.high * (1 + TOLERANCE), bars.low * (1 - TOLERANCE)
+    prices = ((name, getattr(bars, name)) for name in ("high", "open", "close"))
+    return {name: (p > top) | (p < bottom) for name, p in prices if p is not None}
 
 
 @lru_cache(maxsize=16)

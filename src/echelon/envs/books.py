@@ -107,9 +107,12 @@ class Books:
 
     def step(self, actions: NDArray[Any]) -> StepResult:
         """Go one bar on by actions[E,N]: `act.Action`, or target weights (NaN: leave as is)."""
+        return self.fill(*self.orders(actions))
+
+    def fill(self, orders: Orders, refused: Bools | None = None) -> StepResult:
+        """Go one bar on by orders[E,N]; refused[E,N]: buys that `orders` left out of them."""
         assert (self.row < self.span.stop - 1).all(), "a book is past the end of its span"
         world, before, execution = self.world, self.value, None
-        orders, refused = self.orders(actions)
         if world.executor is None:
             stepped = step(
                 self.book, orders, world.rows, self.row, self.rules, fill_open=world.fill_open

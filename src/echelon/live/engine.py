@@ -13,10 +13,11 @@ A step, for each bar set that the gate lets pass:
 5. The orders are sent; what the venue answers is an entry of the next commit. Without an answer an
    order is unknown until the venue says what became of it, and is never decided again.
 
-Everything that the engine knows follows from the journal (`LiveState.apply`), so starting is recovering: the
-last snapshot, the entries behind it, then the venue is asked about every order that is not final,
-and gets those that it never got. An order's id follows from bundle, bar, symbol and number: a venue
-that has it refuses a second. Where venue and journal differ, the engine halts and says how.
+Everything that the engine knows follows from the journal (`LiveState.apply`), so starting is
+recovering: the last snapshot, the entries behind it, then the venue is asked about every order that
+is not final, and gets those that it never got. An order's id follows from bundle, bar, symbol and
+number: a venue that has it refuses a second. Where venue and journal differ, the engine halts and
+says how.
 
 A halted engine goes on reading, deciding and writing down; it sends nothing. Wall-clock times are
 written down and not used again; waiting is measured by the monotonic clock.
@@ -41,7 +42,7 @@ import numpy as np
 from echelon.config.live import LiveConfig
 from echelon.data.calendars import FROM_DATA, ROUND_THE_CLOCK, hours
 from echelon.data.stream import BarSet, StreamState
-from echelon.errors import DamagedError, DataError, EchelonError, UsageError
+from echelon.errors import DamagedError, EchelonError, UsageError
 from echelon.files import Closing
 from echelon.live.brokers import (
     OPEN,
@@ -51,6 +52,7 @@ from echelon.live.brokers import (
     OrderStatus,
     SimulatedVenue,
     VenueFill,
+    account_of,
 )
 from echelon.live.feeds import Feed
 from echelon.live.gate import Gate, Halt
@@ -98,7 +100,9 @@ class LiveState:
     why: str = ""  # it is not running
     time: str = ""  # of the last bar set
     bars: int = 0
-    offsets: dict[str, int] = field(default_factory=dict)
+    offsets: dict[str, int] = field(default_factory=dict)  # of the feed, to be read next
+    seen: dict[str, int] = field(default_factory=dict)  # of the feed, never looked at
+    refused_to: dict[str, int] = field(default_factory=dict)  # last offset with a refusal
     cursor: str = ""  # of the venue's fills
     account: dict[str, Any] = field(default_factory=dict)
     in_charge: dict[str, Any] | None = None  # of a hierarchy
@@ -126,7 +130,11 @@ class LiveState:
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if kind == "bars":
             self.time, self.bars = body["time"], self.bars + 1
-            self.offsets = dict(body["offsets"])
+            self.offsets, self.seen = dict(body["offsets"]), dict(body["seen"])
+        elif kind == "refused":
+            known = self.refused_to.get(body["source"], -1)
+            if body["offset"] > known:
+                self.refused_to[body["source"]] = body["offset"]
         elif kind == "fills":
             self.cursor = body["cursor"]
         elif kind == "account":
@@ -188,6 +196,7 @@ class LiveEngine(Closing):
         self._venue = broker if isinstance(broker, SimulatedVenue) else None
         self.published = self.status()
         self._unknown_since: float | None = None
+        self._foreign: list[str] = []
         self._asked = 0.0
         self._stop: Callable[[], bool] = lambda: False
 
@@ -215,7 +224,7 @@ class LiveEngine(Closing):
             )
         about = {"bundle": bundle.id, "broker": broker.name, "symbols": list(bundle.symbols)}
         about["policy"] = bundle.manifest["policy"]
-        opened = Journal.open(journal, about)
+        opened = Journal.open(journal, about, sync=config.sync)
         try:
             last = opened.last_snapshot()
             if last is None:
@@ -249,7 +258,9 @@ class LiveEngine(Closing):
         """Run until the feed ends, `stop` says so, or so many bar sets are done."""
         self._stop = stop
         self.reconcile()
-        self.feed.start(self.state.offsets, self.decider.time)
+        state = self.state
+        self.gate.resume(state.offsets, state.seen, state.refused_to)
+        self.feed.start(state.offsets, self.decider.time)
         last = None if bars is None else self.state.bars + bars
         while not stop() and (last is None or self.state.bars < last):
             self._obey()
@@ -280,14 +291,8 @@ class LiveEngine(Closing):
         else:
             self._finish_orders()
             fills, cursor = self._ask(self.broker.fills, self.state.cursor)
-            account, statuses = self._ask(self.broker.account), []
-        try:
-            decision = self.decider.push(bars, account)
-        except DataError as error:
-            # What PanelStream refuses as a whole cannot be carried: somebody has to look at it.
-            self.gate.drop(bars.time)
-            self.halt("bars", f"{bars.time}: {error}")
-            return
+            account, statuses = self._ask_account(), []
+        decision = self.decider.push(bars, account)
         self._take_answers(statuses)
         if self._venue is None:
             self._compare(account, fills)
@@ -296,9 +301,10 @@ class LiveEngine(Closing):
             self._record("fills", {"fills": listed, "cursor": cursor})
         self._drain_refusals()
         body, data = encode_bars(bars)
+        gate = self.gate
         received = self.clock.wall()
-        offsets = {"offsets": dict(self.gate.offsets), "received": received.isoformat()}
-        self._record("bars", {**body, **offsets}, data)
+        source = {"offsets": gate.offsets, "seen": gate.seen, "doubted": gate.doubted}
+        self._record("bars", {**body, **source, "received": received.isoformat()}, data)
         self._record("account", account._asdict())
         self._record("decision", decision.to_dict())
         for breach in breached_limits(self.config.limits, self.state.risk):
@@ -327,7 +333,7 @@ class LiveEngine(Closing):
         if self._venue is not None or not self.state.account:
             return []  # a paper venue answers by bar, and was the journal's from the start
         fills, cursor = self._ask(self.broker.fills, self.state.cursor)
-        account = self._ask(self.broker.account)
+        account = self._ask_account()
         differences = self._compare(account, fills)
         if fills:
             self._record("fills", {"fills": [f._asdict() for f in fills], "cursor": cursor})
@@ -434,14 +440,22 @@ class LiveEngine(Closing):
         return [o for o in self.state.orders.values() if o["state"] in ("intent", "unknown")]
 
     def _resolve(self) -> None:
-        """Ask the venue about orders in flight, and send those that it never got."""
+        """Ask the venue about orders in flight, and send those that it never got.
+
+        Where nothing may be sent now, by mode or clock, such an order is cancelled instead.
+        """
         waited = 0.05
         while orders := self._in_flight():
             try:
                 known = self.broker.orders([order["id"] for order in orders])
                 self._take_answers(known.values())
                 lost = [order for order in orders if order["id"] not in known]
-                self._send([_request_of(order) for order in lost])
+                barred = self._barred()
+                if barred is None:
+                    self._send([_request_of(order) for order in lost])
+                else:
+                    gone = (OrderStatus(o["id"], "cancelled", 0.0, barred) for o in lost)
+                    self._take_answers(gone)
             except BrokerError as error:
                 log.warning("%s: does not answer: %s", self.broker.name, error)
             if not self._in_flight():
@@ -510,6 +524,24 @@ class LiveEngine(Closing):
             self.halt("difference", f"{self.broker.name} and journal differ: {some}")
         return differences
 
+    def _ask_account(self) -> Account:
+        """What the venue holds of the bundle's symbols; less than nothing halts the engine."""
+        account = self._ask(self.broker.account)
+        foreign = sorted(account.positions.keys() - set(self.decider.symbols))
+        if foreign and foreign != self._foreign:
+            names = ", ".join(foreign[:10])
+            log.warning("%s holds %s, which the bundle does not trade", self.broker.name, names)
+        self._foreign = foreign
+        known = {s: held for s, held in account.positions.items() if s not in foreign}
+        short = [f"{symbol}: {held:g} shares" for symbol, held in known.items() if held < 0.0]
+        if account.cash < 0.0:
+            short.append(f"cash: {account.cash:.2f}")
+        if short and self.state.mode != "halted":
+            self.halt("account", f"{self.broker.name} holds less than nothing: {'; '.join(short)}")
+        locked = {s: held for s, held in account.locked.items() if s in known}
+        positions = {symbol: max(held, 0.0) for symbol, held in known.items()}
+        return Account(max(account.cash, 0.0), positions, locked)
+
     def _ask(self, call: Callable[..., T], *arguments: object) -> T:
         """What the venue answers, however long it takes; bars wait in the gate."""
         waited = 0.05
@@ -542,6 +574,12 @@ class LiveEngine(Closing):
     def _drain_refusals(self) -> None:
         for refusal in self.gate.drain():
             self._record("refused", refusal._asdict())
+
+    def _barred(self) -> str | None:
+        """Why nothing may be sent now; None: it may."""
+        if self.state.mode == "halted":
+            return "halted"
+        return self._look_at_clock(self.decider.time, self.clock.wall())[1]
 
     def _look_at_clock(self, bar: np.datetime64, received: datetime) -> tuple[float, str | None]:
         """(seconds on the feed's clock, why nothing may be sent now)."""
@@ -605,7 +643,7 @@ class LiveEngine(Closing):
         if self._venue is not None:
             raise UsageError("a paper venue is the journal's own: there is nothing to settle.")
         fills, cursor = self._ask(self.broker.fills, self.state.cursor)
-        account = self._ask(self.broker.account)
+        account = self._ask_account()
         orders: list[OrderRequest] = []
         if command.undo:
             close = dict(zip(self.decider.symbols, self._closes(), strict=True))
@@ -641,7 +679,7 @@ class LiveEngine(Closing):
             kind, body = entry.kind, entry.body
             if kind == "bars":
                 bars = decode_bars(body, entry.data or b"")
-                self.gate.passed(bars)
+                self.gate.passed(bars, body["doubted"])
             elif kind == "account":
                 account = account_of(body)
             elif kind == "decision":
@@ -672,11 +710,6 @@ _MOST_AHEAD = 5.0
 
 class Interrupted(EchelonError):
     """A stop was asked for while the engine waited for its venue."""
-
-
-def account_of(body: Mapping[str, Any]) -> Account:
-    """The account of an entry."""
-    return Account(body["cash"], body["positions"], body["locked"])
 
 
 def add_fills(account: Account, fills: Sequence[VenueFill]) -> Account:

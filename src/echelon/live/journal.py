@@ -132,9 +132,10 @@ class Journal(Closing):
         text = json_line(body, sort_keys=True, allow_nan=True)
         self._begin()
         digest = _digest(self._hash, kind, text, data)
-        self._db.execute(
-            "INSERT INTO entries VALUES(?,?,?,?,?)", (self._seq + 1, kind, text, data, digest)
-        )
+        with _blaming(self.path):
+            self._db.execute(
+                "INSERT INTO entries VALUES(?,?,?,?,?)", (self._seq + 1, kind, text, data, digest)
+            )
         self._seq, self._hash = self._seq + 1, digest
         return self._seq
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest
+from echelon.envs.world import World
 from echelon.errors import DataError
-from echelon.live.engine import account_of
+from echelon.live.brokers import account_of
 from echelon.live.journal import Journal, decode_bars
+from echelon.population.policy import HierarchyPolicy
 from echelon.serving.bundle import Bundle
 from echelon.serving.decision import Decision
 from echelon.serving.engine import DecisionEngine
@@ -30,7 +31,9 @@ _REMEDY = "Run `echelon live journal verify`."
 class JournalReplay(NamedTuple):
     """What running a journal again showed.
 
-    backtest: of the same bars; None: fewer than two. compared: bars of it that were compared
+    backtest: of the same bars; None: fewer than two. compared: bars of it that were compared,
+        none of a broker whose fills cannot be computed
+    world, span, policy: what the backtest is of
     touched: first bar whose orders were changed by risk gate or operator; differences: none: equal
     """
 
@@ -40,6 +43,9 @@ class JournalReplay(NamedTuple):
     orders: int
     touched: str | None
     differences: tuple[str, ...]
+    world: World
+    span: range
+    policy: Policy
 
 
 def replay_journal(bundle: Bundle, journal: Journal) -> JournalReplay:
@@ -71,16 +77,21 @@ def replay_journal(bundle: Bundle, journal: Journal) -> JournalReplay:
         elif kind == "stopped":
             touched = touched or body["bar"]
     backtest, compared = None, 0
-    if len(decisions) > 1 and journal.about()["broker"] == "paper":
-        span = range(first, first + len(decisions))
-        backtest = run_backtest(bundle.policy(), rows.world, span, bundle.config)
+    # The policy of an engine knows what the router saw before the journal's first bar.
+    policy, span = rows.policy, range(first, first + len(decisions))
+    if isinstance(policy, HierarchyPolicy):
+        policy.keep_record = True
+    if len(decisions) > 1:
+        backtest = run_backtest(policy, rows.world, span, bundle.config)
+    if backtest is not None and journal.about()["broker"] == "paper":
         compared = len(decisions)
         if touched is not None:
             compared = sum(str(decision.time) <= touched for decision in decisions)
         fills = _fills_by_bar(journal)
         differences += compare_decisions(decisions[:compared], backtest, fills)
     return JournalReplay(
-        *(tuple(decisions), backtest, compared, orders, touched, tuple(differences))
+        *(tuple(decisions), backtest, compared, orders, touched, tuple(differences)),
+        *(rows.world, span, policy),
     )
 
 
@@ -107,7 +118,7 @@ def _engine(bundle: Bundle, journal: Journal, *, keep_all: bool = False) -> Deci
     parts, facts = decode_state(first[1], journal.path, _REMEDY)
     n_bars = sum(1 for _ in journal.entries(kinds=("decision",))) if keep_all else 0
     below = below_prefix("engine.", parts)
-    lookback = n_bars + len(np.atleast_1d(below["world.times"])) if keep_all else 0
+    lookback = n_bars + len(below["world.rows.times"]) if keep_all else 0
     return DecisionEngine.from_state(
         bundle, below, facts["engine"], journal.path, lookback=lookback
     )

@@ -1,31 +1,49 @@
 """A journal as tables: for people, for pandas, and for the report.
 
-bars        time, symbol, open … as they passed the gate
-decisions   time, equity, cash, who was in charge, why nothing else was traded
+sets        bar sets as they passed the gate: time, when it was received, offsets of the feed
+bars        time, symbol, open … of every bar in them
+decisions   time, equity, cash, number of orders, who was in charge
 targets     time, symbol, target, why: code where there is no order
-orders      every intent with what became of it
+accounts    what was held at each bar set: shares of every symbol, and cash
+orders      every intent, with the last that became of it
 stopped     orders that the risk gate stopped, with the code
 fills       the venue's trades
-refused     messages that the gate refused, with reason
-events      halts, commands, differences
+refused     messages that the gate refused, with the reason
+events      start, halts, commands, differences, and whatever else was written down
+
+Every table has `entry`, the sequence number in the journal; every kind of entry is in some table,
+one that is not known here among the events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import polars as pl
 
 from echelon.data.derive import FIELDS
-from echelon.files import write_parquet
+from echelon.files import json_line, write_parquet
 from echelon.live.engine import LiveState
 from echelon.live.journal import Entry, Journal, decode_bars
 from echelon.serving.state_file import decode_state
 
-Rows = Iterator[dict[str, Any]]
+Row: TypeAlias = dict[str, Any]
+_TIME = pl.Datetime("us")
+_TEXT, _NUMBER, _COUNT = pl.String(), pl.Float64(), pl.Int64()
+
+
+class Table(NamedTuple):
+    """How a table is made. kinds: of entries; (): all that no other table has
+
+    make: (entries of these kinds in order, the journal's symbols) → rows
+    """
+
+    kinds: tuple[str, ...]
+    schema: Mapping[str, pl.DataType]
+    make: Callable[[Iterable[Entry], list[str]], Iterator[Row]]
 
 
 def export_tables(journal: Journal, directory: Path) -> dict[Path, int]:
@@ -41,15 +59,16 @@ def export_tables(journal: Journal, directory: Path) -> dict[Path, int]:
 
 def read_table_of(journal: Journal, name: str) -> pl.DataFrame:
     """One table of a journal; see the module's text."""
-    kinds, make = TABLES[name]
-    symbols = journal.about().get("symbols", [])
-    rows = [row for entry in journal.entries(kinds=kinds) for row in make(entry, symbols)]
-    if name == "orders":
-        rows = list(_last_by_id(rows))
-    frame = pl.DataFrame(rows, infer_schema_length=None)
-    if "time" in frame.columns:
-        frame = frame.with_columns(pl.col("time").str.to_datetime(time_unit="us", strict=False))
-    return frame
+    table = TABLES[name]
+    rows = list(table.make(journal.entries(kinds=table.kinds), journal.about()["symbols"]))
+    schema = {"entry": _COUNT, **table.schema}
+    columns = {
+        column: np.array([row.get(column) for row in rows], dtype="datetime64[us]")
+        if dtype == _TIME
+        else [row.get(column) for row in rows]
+        for column, dtype in schema.items()
+    }
+    return pl.DataFrame(columns, schema=schema)
 
 
 def last_status(journal: Journal) -> dict[str, Any]:
@@ -70,80 +89,172 @@ def last_status(journal: Journal) -> dict[str, Any]:
     }
 
 
-def _bars(entry: Entry, symbols: list[str]) -> Rows:
-    bars = decode_bars(entry.body, entry.data or b"")
-    have = {name: getattr(bars, name) for name in FIELDS if getattr(bars, name) is not None}
-    for n in np.flatnonzero(~np.isnan(bars.close)).tolist():
-        values = {name: float(array[n]) for name, array in have.items()}
-        yield {"time": entry.body["time"], "symbol": symbols[n], **values}
+def _sets(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
+    for entry in entries:
+        body = entry.body
+        have = int(np.isfinite(decode_bars(body, entry.data or b"").close).sum())
+        offsets = json_line(body["offsets"])
+        row = {"time": body["time"], "received": body["received"], "offsets": offsets}
+        yield {"entry": entry.seq, **row, "bars": have}
 
 
-def _decisions(entry: Entry, _symbols: list[str]) -> Rows:
-    body, charge = entry.body, entry.body["in_charge"] or {}
-    yield {
-        "time": body["time"],
-        "equity": body["account"]["equity"],
-        "cash": body["account"]["cash"],
-        "orders": len(body["orders"]),
-        "expert": charge.get("expert"),
-        "masked": ", ".join(charge.get("masked", ())),
-        "halted": charge.get("halted"),
-    }
+def _bars(entries: Iterable[Entry], symbols: list[str]) -> Iterator[Row]:
+    for entry in entries:
+        bars = decode_bars(entry.body, entry.data or b"")
+        have = {name: getattr(bars, name) for name in FIELDS if getattr(bars, name) is not None}
+        for n in np.flatnonzero(~np.isnan(bars.close)).tolist():
+            values = {name: float(array[n]) for name, array in have.items()}
+            yield {"entry": entry.seq, "time": entry.body["time"], "symbol": symbols[n], **values}
 
 
-def _targets(entry: Entry, _symbols: list[str]) -> Rows:
-    body = entry.body
-    for symbol, target in body["target"].items():
-        why = body["why"].get(symbol)
-        yield {"time": body["time"], "symbol": symbol, "target": str(target), "why": why}
+def _decisions(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
+    for entry in entries:
+        body, charge = entry.body, entry.body["in_charge"] or {}
+        yield {
+            "entry": entry.seq,
+            "time": body["time"],
+            "equity": body["account"]["equity"],
+            "cash": body["account"]["cash"],
+            "orders": len(body["orders"]),
+            "expert": charge.get("expert"),
+            "decided_now": charge.get("decided_now"),
+            "masked": ", ".join(charge.get("masked", ())),
+            "position_scale": charge.get("position_scale"),
+            "halted": charge.get("halted"),
+            "turnover_limited": charge.get("turnover_limited"),
+        }
 
 
-def _orders(entry: Entry, _symbols: list[str]) -> Rows:
-    body = entry.body
-    if entry.kind == "order":
-        names = ("id", "symbol", "side", "shares", "price", "wanted", "spend")
-        row = {name: body[name] for name in names}
-        yield {"time": body["bar"], **row, "by": body.get("by"), "state": "intent", "filled": 0.0}
-    else:
-        yield {name: body[name] for name in ("id", "state", "filled", "reason")}
+def _targets(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
+    for entry in entries:
+        body = entry.body
+        for symbol, target in body["target"].items():
+            text = None if target is None else str(target)
+            row = {"symbol": symbol, "target": text, "why": body["why"].get(symbol)}
+            yield {"entry": entry.seq, "time": body["time"], **row}
 
 
-def _last_by_id(rows: list[dict[str, Any]]) -> Rows:
-    """Orders with the last that was said of each."""
-    orders: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        orders[row["id"]] = {"reason": None, **orders.get(row["id"], {}), **row}
+def _accounts(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
+    """Rows of the symbols held, then one of the cash, whose symbol is null."""
+    time = None
+    for entry in entries:
+        if entry.kind == "bars":
+            time = entry.body["time"]
+            continue
+        body, stamp = entry.body, {"entry": entry.seq, "time": time}
+        for symbol, shares in body["positions"].items():
+            locked = body["locked"].get(symbol, 0.0)
+            yield {**stamp, "symbol": symbol, "shares": shares, "locked": locked}
+        yield {**stamp, "cash": body["cash"]}
+
+
+def _orders(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
+    orders: dict[str, Row] = {}
+    for entry in entries:
+        body = entry.body
+        if entry.kind == "order":
+            names = ("id", "symbol", "side", "shares", "price", "wanted", "spend")
+            row = {name: body[name] for name in names}
+            new = {"state": "intent", "filled": 0.0, "by": body.get("by")}
+            orders[body["id"]] = {"entry": entry.seq, "time": body["bar"], **row, **new}
+        elif body["id"] in orders:
+            orders[body["id"]] |= {name: body[name] for name in ("state", "filled", "reason")}
     yield from orders.values()
 
 
-def _fills(entry: Entry, _symbols: list[str]) -> Rows:
-    yield from entry.body["fills"]
+def _stopped(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
+    names = ("id", "symbol", "side", "shares", "price", "wanted", "spend", "code")
+    for entry in entries:
+        row = {name: entry.body[name] for name in names}
+        yield {"entry": entry.seq, "time": entry.body["bar"], **row}
 
 
-def _stopped(entry: Entry, _symbols: list[str]) -> Rows:
-    names = ("symbol", "side", "shares", "price", "code")
-    yield {"time": entry.body["bar"], **{name: entry.body[name] for name in names}}
+def _fills(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
+    """`after`: time of the bar set that the fill came behind; null: before the first."""
+    after = None
+    for entry in entries:
+        if entry.kind == "bars":
+            after = entry.body["time"]
+            continue
+        for fill in entry.body["fills"]:
+            yield {"entry": entry.seq, "after": after, **fill}
 
 
-def _refused(entry: Entry, _symbols: list[str]) -> Rows:
-    yield {"entry": entry.seq, **{name: str(value) for name, value in entry.body.items()}}
+def _refused(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
+    for entry in entries:
+        yield {"entry": entry.seq, **entry.body}
 
 
-def _events(entry: Entry, _symbols: list[str]) -> Rows:
-    body = entry.body
-    detail = body.get("detail") or "; ".join(body.get("differences", ()))
-    name = body.get("reason") or body.get("name")
-    yield {"entry": entry.seq, "kind": entry.kind, "name": name, "detail": detail}
+def _events(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
+    after = None
+    for entry in entries:
+        kind, body = entry.kind, entry.body
+        if kind == "bars":
+            after = body["time"]
+        if kind in _TABLED:
+            continue
+        name = body.get("reason") if kind == "halt" else body.get("name")
+        detail = body.get("detail") or "; ".join(body.get("differences", ()))
+        row = {"kind": kind, "name": name, "by": body.get("by"), "detail": detail or None}
+        yield {"entry": entry.seq, "after": after, **row, "document": json_line(body)}
 
 
-TABLES: dict[str, tuple[tuple[str, ...], Callable[[Entry, list[str]], Rows]]] = {
-    "bars": (("bars",), _bars),
-    "decisions": (("decision",), _decisions),
-    "targets": (("decision",), _targets),
-    "orders": (("order", "status"), _orders),
-    "stopped": (("stopped",), _stopped),
-    "fills": (("fills",), _fills),
-    "refused": (("refused",), _refused),
-    "events": (("halt", "command", "difference"), _events),
+_ORDER: dict[str, pl.DataType] = {
+    **{"id": _TEXT, "symbol": _TEXT, "side": _TEXT},
+    **dict.fromkeys(("shares", "price", "wanted", "spend"), _NUMBER),
 }
-"""Name → kinds of entries it is made of, and the rows of one."""
+_CHARGE: dict[str, pl.DataType] = {
+    **{"expert": _TEXT, "decided_now": pl.Boolean(), "masked": _TEXT, "position_scale": _NUMBER},
+    **dict.fromkeys(("halted", "turnover_limited"), pl.Boolean()),
+}
+TABLES: dict[str, Table] = {
+    "sets": Table(
+        ("bars",), {"time": _TIME, "received": _TEXT, "bars": _COUNT, "offsets": _TEXT}, _sets
+    ),
+    "bars": Table(
+        ("bars",), {"time": _TIME, "symbol": _TEXT, **dict.fromkeys(FIELDS, _NUMBER)}, _bars
+    ),
+    "decisions": Table(
+        ("decision",),
+        {"time": _TIME, "equity": _NUMBER, "cash": _NUMBER, "orders": _COUNT, **_CHARGE},
+        _decisions,
+    ),
+    "targets": Table(
+        ("decision",), {"time": _TIME, **dict.fromkeys(("symbol", "target", "why"), _TEXT)}, _targets
+    ),
+    "accounts": Table(
+        ("bars", "account"),
+        {"time": _TIME, "symbol": _TEXT, **dict.fromkeys(("shares", "locked", "cash"), _NUMBER)},
+        _accounts,
+    ),
+    "orders": Table(
+        ("order", "status"),
+        {"time": _TIME, **_ORDER, "by": _TEXT, "state": _TEXT, "filled": _NUMBER, "reason": _TEXT},
+        _orders,
+    ),
+    "stopped": Table(("stopped",), {"time": _TIME, **_ORDER, "code": _TEXT}, _stopped),
+    "fills": Table(
+        ("bars", "fills"),
+        {
+            **{"after": _TIME, "trade_id": _TEXT, "order_id": _TEXT, "symbol": _TEXT},
+            **dict.fromkeys(("shares", "price", "commission", "stamp", "slippage"), _NUMBER),
+            "time": _TEXT,
+        },
+        _fills,
+    ),
+    "refused": Table(
+        ("refused",),
+        {
+            **{"source": _TEXT, "offset": _COUNT},
+            **dict.fromkeys(("time", "symbol", "reason", "detail"), _TEXT),
+        },
+        _refused,
+    ),
+    "events": Table(
+        (),
+        {"after": _TIME, **dict.fromkeys(("kind", "name", "by", "detail", "document"), _TEXT)},
+        _events,
+    ),
+}
+"""Name → how it is made."""
+_TABLED = frozenset(kind for table in TABLES.values() for kind in table.kinds)

@@ -190,8 +190,13 @@ class HierarchyPolicy:
         return self._run
 
     def state(self) -> State:
-        """All that the next decision depends on beside the world and the real books."""
-        assert self._run is not None, "nothing was decided yet"
+        """All that the next decision depends on beside the world and the real books.
+
+        Before the first decision that is what the router sees of rows that the world lets go.
+        """
+        if self._run is None:
+            assert self._world is not None, "start() comes before state()"
+            return with_prefix("market.", self._market.state(len(self._world.times)))
         parts = with_prefix("run.", self._run.state())
         parts |= with_prefix("market.", self._market.state(int(self._run.row.max()) + 1))
         for k, expert in enumerate(self.experts):
@@ -204,6 +209,9 @@ class HierarchyPolicy:
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go on from what `state` gave; after `start` on a world that has the rows it needs."""
         assert self._world is not None, "start() comes before restore()"
+        if state and not below_prefix("run.", state):  # nothing was decided yet
+            self._market.restore(below_prefix("market.", state))
+            return
         row = state.get("run.row")
         if row is None or row.ndim != 1 or row.dtype != np.int64:
             raise StoreError(

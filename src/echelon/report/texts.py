@@ -51,6 +51,12 @@ class Words:
         self.lang = lang
         self._texts = catalogue(lang)
 
+    def renamed(self, **keys: str) -> Words:
+        """The same, with the text of another key in place of some: name → key."""
+        other = Words(self.lang)
+        other._texts = {**self._texts, **{name: self._texts[key] for name, key in keys.items()}}
+        return other
+
     def __call__(self, key: str, **fields: object) -> str:
         """The text of `key`, its fields filled in."""
         return self._texts[key].format(**fields)

@@ -96,6 +96,46 @@ class _Line(NamedTuple):
     world: GrowingWorld
 
 
+class History(NamedTuple):
+    """A store's bars up to a day, as a panel. first: its row that is the policy's first"""
+
+    panel: Panel
+    facts: StreamFacts
+    info: SourceInfo
+    first: int
+
+    def world(self, bundle: Bundle, x: Floats32, present: Bools, lookback: int) -> GrowingWorld:
+        """The world of its rows from `first` on; x[T,N,F], present[T,N]: theirs."""
+        return GrowingWorld.from_history(
+            self.panel,
+            x,
+            present,
+            bundle.config,
+            splits=_splits(bundle),
+            lookback=lookback,
+            reasons=self.facts.reasons,
+            costs=float(bundle.config.eval.use_fee),
+        )
+
+
+def read_history(bundle: Bundle, store: Path, until: date | None) -> History:
+    """The history in a store up to the day `until`, or to its last bar."""
+    opened, name = Store(store), bundle.universe["dataset"]["name"]
+    opened = opened.pin_dataset(name)
+    manifest = opened.manifest(name)
+    _refuse_dataset(bundle, manifest, store)
+    request = _request(bundle, until)
+    panel = build_panel(opened, name, request)
+    facts = stream_facts(opened, name, request, panel.times[-1].item())
+    first = int(np.searchsorted(panel.times, np.datetime64(bundle.universe["first"], "us")))
+    if first >= len(panel.times):
+        raise DataError(
+            f"{store}: the history of {name!r} ends at {panel.times[-1]}, before the first row "
+            f"that the policy knows ({bundle.universe['first']}). Import more of it."
+        )
+    return History(panel, facts, manifest.info, first)
+
+
 class DecisionEngine:
     """Decides bar by bar by a bundle; see the module's text."""
 
@@ -125,32 +165,11 @@ class DecisionEngine:
 
         state: file that every push writes, for `restore`
         """
-        opened, name = Store(store), bundle.universe["dataset"]["name"]
-        opened = opened.pin_dataset(name)
-        manifest = opened.manifest(name)
-        _refuse_dataset(bundle, manifest, store)
-        request = _request(bundle, until)
-        panel = build_panel(opened, name, request)
-        facts = stream_facts(opened, name, request, panel.times[-1].item())
-        plan = _plan(bundle, manifest.info)
-        first = int(np.searchsorted(panel.times, np.datetime64(bundle.universe["first"], "us")))
-        if first >= len(panel.times):
-            raise DataError(
-                f"{store}: the history of {name!r} ends at {panel.times[-1]}, before the first row "
-                f"that the policy knows ({bundle.universe['first']}). Import more of it."
-            )
-        features, x, present = _fold_features(bundle, plan, panel, first)
-        world = GrowingWorld.from_history(
-            panel,
-            x,
-            present,
-            bundle.config,
-            splits=_splits(bundle),
-            lookback=_lookback(bundle),
-            reasons=facts.reasons,
-            costs=float(bundle.config.eval.use_fee),
-        )
-        line = _Line(PanelStream.from_panel(panel, facts), features, world)
+        history = read_history(bundle, store, until)
+        plan = _plan(bundle, history.info)
+        features, x, present = _fold_features(bundle, plan, history.panel, history.first)
+        world = history.world(bundle, x, present, _lookback(bundle))
+        line = _Line(PanelStream.from_panel(history.panel, history.facts), features, world)
         return cls(bundle, line, len(x), state)
 
     @property
@@ -251,7 +270,7 @@ class DecisionEngine:
         row = panel.push(bars)
         features = self._features.push(row, self.with_series(bars).exogenous)
         self._broken = True  # until all of it is done
-        self._learn_reasons(panel.reasons)
+        learn_reasons(self._world, self._panel.reasons, panel.reasons)
         self._panel = panel
         return self._world.append(row, features.x, features.present)
 
@@ -298,22 +317,16 @@ class DecisionEngine:
         return self._state()
 
     def _state(self) -> tuple[State, dict[str, Any]]:
-        panel, features = self._panel.state(), self._features.state()
+        features = self._features.state()
         parts: State = {} if self._pending is None else {"pending": self._pending}
-        parts |= with_prefix("panel.", panel.arrays) | with_prefix("features.", features.arrays)
-        parts |= with_prefix("world.", self._world.state())
+        market, facts = market_state(self._panel, self._world)
+        parts |= market | with_prefix("features.", features.arrays)
         parts |= with_prefix("books.", self._books.state())
-        if isinstance(self.policy, StatefulPolicy):
+        if isinstance(self.policy, StatefulPolicy) and self._pending is not None:
             parts |= with_prefix("policy.", self.policy.state())
-        data = self._world.facts
-        facts = {
+        facts |= {
             "bundle": self.bundle.id,
-            "panel": panel.facts,
             "features": features.facts,
-            "world": {
-                **{name: getattr(data.data, name) for name in _HAS},
-                "benchmark": data.benchmark,
-            },
             "decision": self.decision,
             "digest": self._digest,
             "first_row": self._first_row,
@@ -349,10 +362,10 @@ class DecisionEngine:
             decided = "pending" in parts
             row = parts["books.row"][0] if decided else facts["first_row"]
             engine = cls(bundle, line, int(row), keep)
+            if isinstance(engine.policy, StatefulPolicy):
+                engine.policy.restore(below_prefix("policy.", parts))
             if decided:
                 engine._books.restore(below_prefix("books.", parts))
-                if isinstance(engine.policy, StatefulPolicy):
-                    engine.policy.restore(below_prefix("policy.", parts))
                 engine._pending = parts["pending"]
             engine._decision, engine._digest = facts["decision"], str(facts["digest"])
         except (KeyError, ValueError, TypeError, StoreError) as error:
@@ -435,13 +448,6 @@ class DecisionEngine:
             self._series, self._series_seen = ExogenousStream(configs, *place), seen
         return replace(bars, exogenous=self._series.at(bars.time))
 
-    def _learn_reasons(self, reasons: Sequence[str | None]) -> None:
-        if reasons is self._panel.reasons:
-            return
-        for symbol, before, now in zip(self.symbols, self._panel.reasons, reasons, strict=True):
-            if now is not None and now != before:
-                self._world.set_delist_reason(symbol, now)
-
     def _refuse_broken(self) -> None:
         if self._broken:
             raise StoreError(
@@ -452,6 +458,16 @@ class DecisionEngine:
 
 _HAS = ("opens", "volume", "limits")
 _MOST_SHARES = 1e18
+
+
+def learn_reasons(
+    world: GrowingWorld, before: Sequence[str | None], now: Sequence[str | None]
+) -> None:
+    """Take news of why symbols [N] are delisted."""
+    if now is not before:
+        for symbol, was, reason in zip(world.symbols, before, now, strict=True):
+            if reason is not None and reason != was:
+                world.set_delist_reason(symbol, reason)
 
 
 def _request(bundle: Bundle, until: date | None) -> PanelRequest:
@@ -530,28 +546,34 @@ def take_rows(panel: Panel, rows: slice) -> Panel:
 
 def _restore_line(bundle: Bundle, parts: State, facts: Mapping[str, Any], lookback: int) -> _Line:
     """Streams and world as they were saved."""
+    panel, world = restore_market(bundle, parts, facts, max(_lookback(bundle), lookback))
+    features = FeatureStream(bundle.symbols, _plan(bundle, _source(bundle)), bundle.scaler)
+    features.restore(StreamState(below_prefix("features.", parts), facts["features"]))
+    return _Line(panel, features, world)
+
+
+def market_state(panel: PanelStream, world: GrowingWorld) -> tuple[State, dict[str, Any]]:
+    """(arrays, document) that `restore_market` goes on from."""
+    stream, data = panel.state(), world.facts
+    parts = with_prefix("panel.", stream.arrays) | with_prefix("world.", world.state())
+    has = {name: getattr(data.data, name) for name in _HAS}
+    return parts, {"panel": stream.facts, "world": {**has, "benchmark": data.benchmark}}
+
+
+def restore_market(
+    bundle: Bundle, parts: State, facts: Mapping[str, Any], lookback: int
+) -> tuple[PanelStream, GrowingWorld]:
+    """Stream and world that `market_state` was of; lookback: rows that are kept."""
     universe, config, symbols = bundle.universe, bundle.config, bundle.symbols
-    info = SourceInfo(
-        universe["dataset"]["name"],
-        universe["freq"],
-        universe["calendar"],
-        universe["timezone"],
-        universe["price_basis"],
-        frozenset(universe["fields"]),
-        "",
-    )
     n = len(symbols)
     nat = np.full(n, np.datetime64("NaT"), dtype="datetime64[us]")
     days = nat.astype("datetime64[D]")
     known = Listings(nat, np.full(n, np.nan), days, days)
-    kind = panel_kind(info, symbols, _request(bundle, None))
+    kind = panel_kind(_source(bundle), symbols, _request(bundle, None))
     has = facts["world"]
     level = np.nan if has["benchmark"] else None
     panel = PanelStream(StreamFacts(kind, known, (None,) * n, np.zeros(n, dtype=np.bool_), level))
     panel.restore(StreamState(below_prefix("panel.", parts), facts["panel"]))
-    plan = _plan(bundle, info)
-    features = FeatureStream(symbols, plan, bundle.scaler)
-    features.restore(StreamState(below_prefix("features.", parts), facts["features"]))
     data = TradedData(
         universe["calendar"], universe["price_basis"], symbols, *(bool(has[k]) for k in _HAS)
     )
@@ -562,10 +584,23 @@ def _restore_line(bundle: Bundle, parts: State, facts: Mapping[str, Any], lookba
         below_prefix("world.", parts),
         kind_of_world,
         config,
-        lookback=max(_lookback(bundle), lookback),
+        lookback=lookback,
         costs=float(config.eval.use_fee),
     )
-    return _Line(panel, features, world)
+    return panel, world
+
+
+def _source(bundle: Bundle) -> SourceInfo:
+    universe = bundle.universe
+    return SourceInfo(
+        universe["dataset"]["name"],
+        universe["freq"],
+        universe["calendar"],
+        universe["timezone"],
+        universe["price_basis"],
+        frozenset(universe["fields"]),
+        "",
+    )
 
 
 def parse_time(text: str) -> np.datetime64:

@@ -4,16 +4,21 @@ An order is known by its id, which follows from the decision (`live.engine`): a 
 same id again answers about the order it has, and never makes a second one. An answer that did not
 come is `unknown`, not `rejected`: the order stays in flight until `orders` says what became of it.
 
-Adding a broker: a file here with a class of `Broker`, and its line in `BROKERS`.
+Adding a broker: a file here with a function that opens it, and its line in `BROKERS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
+from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+from echelon.config.live import LiveConfig
 from echelon.data.stream import BarSet
-from echelon.errors import EchelonError
+from echelon.errors import EchelonError, UsageError
+from echelon.serving.bundle import Bundle
 from echelon.serving.engine import Account
 
 OrderState = Literal["accepted", "partial", "filled", "cancelled", "rejected", "unknown"]
@@ -117,3 +122,51 @@ class SimulatedVenue(Protocol):
 def statuses(values: Iterable[Mapping[str, Any]]) -> list[OrderStatus]:
     """As a JSON document has them."""
     return [OrderStatus(**value) for value in values]
+
+
+def account_of(body: Mapping[str, Any]) -> Account:
+    """An account as a JSON document has it."""
+    return Account(body["cash"], body["positions"], body["locked"])
+
+
+class BrokerRequest(NamedTuple):
+    """What a broker is opened by.
+
+    text: as it was named; address: what stands behind the name and a colon, "" without one
+    journal: the engine's, beside which a broker may keep a file of its own
+    store, until: the history that a new paper account begins behind, as of `LiveEngine.open`
+    """
+
+    text: str
+    address: str
+    bundle: Bundle
+    journal: Path
+    store: Path
+    until: date | None
+    config: LiveConfig
+
+
+BROKERS: Mapping[str, str] = {
+    "paper": "echelon.live.brokers.remote:open_paper",
+    "alpaca": "echelon.live.brokers.alpaca:open_alpaca",
+    "sheet": "echelon.live.brokers.sheet:open_sheet",
+}
+"""Name → module and function (BrokerRequest) → Broker; imported when it is asked for."""
+
+
+def open_broker(
+    text: str,
+    bundle: Bundle,
+    journal: Path,
+    store: Path,
+    until: date | None = None,
+    config: LiveConfig | None = None,
+) -> Broker:
+    """The broker that `--broker` names: NAME, or NAME:ADDRESS."""
+    name, _, address = text.partition(":")
+    if name not in BROKERS:
+        raise UsageError(f"--broker {text}: there are {', '.join(BROKERS)}.")
+    module, function = BROKERS[name].split(":")
+    request = BrokerRequest(text, address, bundle, journal, store, until, config or LiveConfig())
+    broker: Broker = getattr(import_module(module), function)(request)
+    return broker

@@ -50,6 +50,7 @@ _Curves = Mapping[int, pl.DataFrame]
 MOST_ROWS = 250
 """Of a curve; longer ones are averaged in blocks, validations excepted."""
 _COLUMNS = 3
+_DASHES = {"random": "dot", "cash": "dot", "benchmark": "dash", "backtest": "dash"}
 _METRICS = (
     ("charts/reward", "reward"),
     ("losses/value", "value_loss"),
@@ -80,11 +81,11 @@ def equity_chart(split: SplitData, words: Words, fold_starts: Sequence[str] = ()
         below = replace(line, y=-lower[rows], listed=False, hover=line.hover and ".1%")
         drawdown.append(below)
 
-    always = {"benchmark", "equal_weight", "buy_and_hold", *rivals(split)}
+    always = {"backtest", "benchmark", "equal_weight", "buy_and_hold", *rivals(split)}
     for record in split.baselines:
         key = record.key
         look = Curve(times, (), 1.5, name=words.name(key), role=colour_of(key), group=key)
-        dash = {"random": "dot", "cash": "dot", "benchmark": "dash"}.get(key, "solid")
+        dash = _DASHES.get(key, "solid")
         shown = key in always
         add(*_curves(split, record), replace(look, dash=dash, shown=shown, hover=".3f"))  # type: ignore[arg-type]
     for k, record in enumerate(split.agents if len(split.agents) > 1 else ()):

@@ -1,0 +1,584 @@
+"""The gate: messages in, whole bar sets out, in order of time, each once.
+
+1. `take` reads messages into the set of their time. What cannot be used (a time that is over or off
+   the calendar, a second bar, a value that is no number) is refused, with its reason.
+2. A set is complete when every source has said `close`, when every symbol that is expected has its
+   bar, or, of a live feed, at the deadline after its first message. A source of history that says
+   no `close` is done with a time when two later ones have come, or at its end.
+3. `ready` passes the oldest set once it is complete. Bars that no market has are refused one by one
+   and count as missing: values out of bounds, jumps that the next bar does not confirm, prices that
+   stand still. Missing symbols are carried as not tradable, or halt, by rule.
+4. Sets that should lie between are gaps: a session without any bar is passed as such, since
+   research has such rows; within the day research has none, and neither has the gate. By rule, a
+   gap of a live feed halts.
+
+Exactly once: `offsets` says from where every source has to be read again so that no pending bar is
+lost, `seen` what was read already. Both are committed with the set, so that a message that is read
+again after a crash is neither used nor refused a second time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from echelon.config.live import GateConfig
+from echelon.data.calendars import FROM_DATA, MINUTES, ROUND_THE_CLOCK, hours
+from echelon.data.derive import FIELDS
+from echelon.data.stream import BarSet, PanelStream, StreamState, check_arrays, find_faults
+from echelon.errors import DataError, shorten
+from echelon.live.feeds import Message
+from echelon.serving.engine import DecisionEngine
+from echelon.states import State
+from echelon.types import Bools, Floats, Times
+
+_WINDOW = 2
+"""Later times that must have come before a time of history counts as over without `close`."""
+_MOST_REFUSALS = 1_000
+"""Refusals between two bar sets that are written down one by one; more are counted."""
+
+
+class Refusal(NamedTuple):
+    """What did not pass. offset: of the message; -1: judged with its bar set."""
+
+    source: str
+    offset: int
+    time: str
+    symbol: str
+    reason: str
+    detail: str
+
+
+REFUSED: Mapping[str, str] = {
+    "unreadable": "no message of this schema",
+    "late": "its bar set has passed already",
+    "calendar": "no bar can end at this time",
+    "duplicate": "the same bar came before",
+    "conflict": "another bar of the same time came before, which stands",
+    "value": "a value that is no number, or that no market has",
+    "field": "a field that the dataset does not have",
+    "jump": "the price jumped, and no second bar confirms it yet (gate.max_jump)",
+    "stale": "the same bar again and again (gate.stale_bars)",
+    "universe": "a symbol that the bundle does not know; further messages are not noted",
+    "missing": "no bar came before the deadline",
+    "gap": "no bars at all came of a time that should have some",
+    "flood": "more refusals than are written down one by one",
+}
+"""Reason → what it means."""
+
+
+class Halt(NamedTuple):
+    """The engine is to send nothing more, and why."""
+
+    reason: str
+    detail: str
+
+
+@dataclass
+class _Pending:
+    """A bar set that is not complete. rows: field → [N], NaN where nothing came."""
+
+    time: np.datetime64
+    rows: dict[str, list[float]]
+    st: list[bool]
+    arrived: float  # of the first message, monotonic
+    came: set[int] = field(default_factory=set)  # columns with a bar
+    facts: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
+    benchmark: float | None = None
+    first: dict[str, int] = field(default_factory=dict)  # source → its first offset
+
+
+class _Item(NamedTuple):
+    """A message and where it belongs."""
+
+    message: Message
+    pending: _Pending
+
+
+class Gate:
+    """See the module's text."""
+
+    def __init__(
+        self, panel: PanelStream, closes: Floats, traded: Bools, config: GateConfig, *, live: bool
+    ) -> None:
+        """closes, traded: [N] of the last row, whose panel it is; use `from_engine`."""
+        self._config, self._live = config, live
+        self._panel, self._kind = panel, panel.kind
+        symbols = self._kind.symbols
+        self._column = {symbol: n for n, symbol in enumerate(symbols)}
+        self._fields = tuple(name for name in FIELDS if name in self._kind.fields)
+        self._optional = ("factor", "pre_close", "amount")
+        self._pending: dict[np.datetime64, _Pending] = {}
+        self._next: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
+        self._refused_to: dict[str, int] = {}
+        self._closed: dict[str, np.datetime64] = {}
+        self._sources: tuple[str, ...] = ()
+        self._refusals: list[Refusal] = []
+        self._more: Counter[str] = Counter()
+        self._strangers: set[str] = set()
+        self._last: np.datetime64 = panel.time
+        self._members = panel.members.copy()
+        self._memory = _Memory.start(closes, panel.factors, traded, self._fields)
+        self._expected = set(np.flatnonzero(traded).tolist())
+        self._newest: dict[str, np.datetime64] = {}
+        self._behind = False
+
+    @classmethod
+    def from_engine(cls, engine: DecisionEngine, config: GateConfig, *, live: bool) -> Gate:
+        """The gate before an engine's next bar set."""
+        rows, last = engine.world.rows, len(engine.world.times) - 1
+        close, traded = rows.close[last], rows.tradable[last]
+        return cls(engine.panel, np.array(close), np.array(traded), config, live=live)
+
+    # Where to go on.
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Source → first offset that has to be read again; none of them is needed before it."""
+        offsets = dict(self._next)
+        for pending in self._pending.values():
+            for source, offset in pending.first.items():
+                offsets[source] = min(offsets[source], offset)
+        return offsets
+
+    @property
+    def seen(self) -> dict[str, int]:
+        """Source → first offset that was never looked at."""
+        return {s: max(offset, self._seen.get(s, 0)) for s, offset in self._next.items()}
+
+    @property
+    def doubted(self) -> dict[str, float]:
+        """Symbol → price of a jump that was refused, and that the next bar may confirm."""
+        prices = self._memory.doubted
+        return {self._kind.symbols[n]: float(prices[n]) for n in np.flatnonzero(~np.isnan(prices))}
+
+    def resume(
+        self, offsets: Mapping[str, int], seen: Mapping[str, int], refused_to: Mapping[str, int]
+    ) -> None:
+        """Go on behind a journal. refused_to: source → last offset whose refusal it holds"""
+        self._next, self._seen, self._refused_to = dict(offsets), dict(seen), dict(refused_to)
+
+    def state(self) -> StreamState:
+        """What the journal's bars alone do not say, for `restore`."""
+        memory = self._memory
+        arrays: State = {f"last.{name}": part.copy() for name, part in memory.last.items()}
+        arrays |= {name: getattr(memory, name).copy() for name in _Memory.ARRAYS}
+        arrays["members"] = self._members.copy()
+        return StreamState(arrays, {"time": str(self._last)})
+
+    def restore(self, state: StreamState) -> None:
+        """Go on from what `state` gave."""
+        check_arrays(state.arrays, self.state().arrays)
+        arrays = {name: values.copy() for name, values in state.arrays.items()}
+        self._members = arrays.pop("members")
+        last = {name: arrays.pop(f"last.{name}") for name in self._memory.last}
+        parts: dict[str, Any] = arrays
+        self._memory = _Memory(last, **parts)
+        self._expected = set(np.flatnonzero(self._memory.had).tolist())
+        self._last = np.datetime64(state.facts["time"], "us")
+
+    # Messages.
+
+    def take(self, messages: Sequence[Message], now: float, sources: Sequence[str]) -> None:
+        """Read messages. now: monotonic seconds; sources: all that the feed has"""
+        self._sources = tuple(sources)
+        for message in messages:
+            self._next[message.source] = message.offset + 1
+            if message.kind == "refused":
+                detail = f"{message.body.get('reason')}: {message.body.get('detail')}"
+                self._refuse(message, "unreadable", detail)
+                continue
+            time = message.time
+            newest = self._newest.get(message.source)
+            if newest is None or time > newest:
+                self._newest[message.source] = time
+            pending = self._pending.get(time)
+            if pending is None:
+                if message.kind == "close":
+                    self._closed[message.source] = time
+                if time <= self._last:
+                    used = message.offset < self._seen.get(message.source, 0)
+                    if not used and message.kind != "close":
+                        self._refuse(message, "late", f"{self._last} has passed")
+                    continue
+                pending = self._open(message, now)
+                if pending is None:
+                    continue
+            pending.first.setdefault(message.source, message.offset)
+            if message.kind == "bar":
+                self._take_bar(_Item(message, pending))
+            elif message.kind == "close":
+                self._closed[message.source] = time
+            elif message.kind == "benchmark":
+                self._take_benchmark(_Item(message, pending))
+            else:
+                self._take_facts(_Item(message, pending))
+
+    def ready(self, now: float, *, ended: bool) -> Iterator[BarSet | Halt]:
+        """The bar sets that pass now, oldest first, and what halts the engine."""
+        while self._pending:
+            time = min(self._pending)
+            pending = self._pending[time]
+            if not (ended or self._is_complete(pending)):
+                many = len(self._pending) > self._config.pending_sets
+                if not self._live or not (many or self._is_late(pending, now)):
+                    return
+                if many and not self._behind:
+                    waiting = len(self._pending)
+                    yield Halt("behind", f"{waiting} bar sets wait, the first is of {time}")
+                self._behind = many
+                yield from self._judge_missing(pending)
+            for gap in self._gaps(time):
+                if isinstance(gap, Halt):
+                    yield gap
+                else:
+                    self.passed(gap)
+                    yield gap
+            del self._pending[time]
+            bars = self._make(pending)
+            self.passed(bars)
+            yield bars
+
+    def ahead(self) -> frozenset[str]:
+        """Sources to read no further for now: they are past the oldest set, others are not."""
+        if len(self._pending) <= self._config.pending_sets:
+            return frozenset()
+        oldest = min(self._pending)
+        ahead = frozenset(source for source, time in self._newest.items() if time > oldest)
+        return frozenset() if ahead >= frozenset(self._sources) else ahead
+
+    def passed(self, bars: BarSet, doubted: Mapping[str, float] | None = None) -> None:
+        """Remember a set that has passed; doubted: of the journal, where it passed before."""
+        self._last = bars.time
+        self._memory.note(bars)
+        self._expected = set(np.flatnonzero(self._memory.had).tolist())
+        if doubted is not None:
+            self._memory.doubted = np.full(len(self._column), np.nan)
+            for symbol, price in doubted.items():
+                self._memory.doubted[self._column[symbol]] = price
+        if bars.members is not None:
+            self._members = np.array(bars.members)
+
+    def drain(self) -> list[Refusal]:
+        """What was refused since the last time."""
+        refusals, self._refusals = self._refusals, []
+        for reason, count in self._more.items():
+            refusals.append(Refusal("", -1, "", "", "flood", f"{count:,} more: {reason}"))
+        self._more.clear()
+        return refusals
+
+    def _open(self, message: Message, now: float) -> _Pending | None:
+        """The set of a new time; None, and a refusal, where no bar can be of that time."""
+        try:
+            self._panel.check_grid(message.time)
+        except DataError as error:
+            self._refuse(message, "calendar", str(error))
+            return None
+        n = len(self._column)
+        rows = {name: [np.nan] * n for name in self._fields}
+        pending = _Pending(message.time, rows, [False] * n, now)
+        self._pending[message.time] = pending
+        return pending
+
+    def _take_bar(self, item: _Item) -> None:
+        message, pending = item
+        body = message.body
+        n = self._column_of(body)
+        if n is None:
+            symbol = shorten(str(body.get("symbol")), 64)
+            if symbol not in self._strangers and len(self._strangers) < _MOST_REFUSALS:
+                self._strangers.add(symbol)
+                self._refuse(message, "universe", "not in the bundle's universe")
+            return
+        values: list[float] = []
+        for name in self._fields:
+            value = body.get(name)
+            if type(value) is float:
+                values.append(value)
+            elif type(value) is int:
+                values.append(float(value))
+            elif value is None and name in self._optional:
+                values.append(np.nan)
+            else:
+                what = "is missing" if value is None else f"is {shorten(repr(value), 60)}"
+                self._refuse(message, "value", f"{name} {what}, expected a number")
+                return
+        odd = body.keys() - self._kind.fields - _ALWAYS
+        if odd:
+            names = shorten(", ".join(sorted(map(str, odd))), 120)
+            self._refuse(message, "field", f"the dataset has no {names}; the rest is used")
+        rows = pending.rows
+        if n in pending.came:
+            before = [rows[name][n] for name in self._fields]
+            same = np.array_equal(before, values, equal_nan=True)
+            self._refuse(message, "duplicate" if same else "conflict", "")
+            return
+        pending.came.add(n)
+        for name, number in zip(self._fields, values, strict=True):
+            rows[name][n] = number
+        pending.st[n] = body.get("st") is True
+
+    def _column_of(self, body: Mapping[str, Any]) -> int | None:
+        symbol = body.get("symbol")
+        return self._column.get(symbol) if isinstance(symbol, str) else None
+
+    def _take_benchmark(self, item: _Item) -> None:
+        message, pending = item
+        level = message.body.get("level")
+        if isinstance(level, bool) or not isinstance(level, int | float):
+            self._refuse(message, "value", f"level is {shorten(repr(level), 60)}, not a number")
+        elif not (np.isfinite(level) and level > 0):
+            self._refuse(message, "value", f"level is {level}, expected a positive number")
+        elif not self._panel.has_benchmark:
+            self._refuse(message, "field", "the dataset has no benchmark")
+        elif pending.benchmark is not None:
+            self._refuse(message, "duplicate" if level == pending.benchmark else "conflict", "")
+        else:
+            pending.benchmark = float(level)
+
+    def _take_facts(self, item: _Item) -> None:
+        message, pending = item
+        n = self._column_of(message.body)
+        if n is None:
+            return  # of a symbol that nobody asked about
+        for name in ("listed", "delisted"):
+            day = message.body.get(name)
+            if day is not None and _day(day) is None:
+                self._refuse(message, "value", f"{name} is {shorten(repr(day), 60)}, not a day")
+                return
+        pending.facts.append((n, message.body))
+
+    def _refuse(self, message: Message, reason: str, detail: str) -> None:
+        if message.offset <= self._refused_to.get(message.source, -1):
+            return  # the journal holds it
+        symbol = shorten(str(message.body.get("symbol", "")), 64)
+        at = "" if np.isnat(message.time) else str(message.time)
+        self._note(Refusal(message.source, message.offset, at, symbol, reason, shorten(detail)))
+
+    def _note(self, refusal: Refusal) -> None:
+        if len(self._refusals) < _MOST_REFUSALS:
+            self._refusals.append(refusal)
+        else:
+            self._more[refusal.reason] += 1
+
+    # Bar sets.
+
+    def _is_late(self, pending: _Pending, now: float) -> bool:
+        return now - pending.arrived >= self._config.deadline_seconds
+
+    def _is_closed(self, time: np.datetime64) -> bool:
+        """Whether every source has said that nothing more of a time comes."""
+        closed = self._closed
+        return bool(self._sources) and all(
+            source in closed and closed[source] >= time for source in self._sources
+        )
+
+    def _is_complete(self, pending: _Pending) -> bool:
+        if self._is_closed(pending.time):
+            return True
+        if self._live:
+            level = pending.benchmark is not None or not self._panel.has_benchmark
+            return level and bool(self._expected) and self._expected <= pending.came
+        return bool(self._sources) and all(self._is_over(s, pending.time) for s in self._sources)
+
+    def _is_over(self, source: str, time: np.datetime64) -> bool:
+        """Whether nothing more of a time is expected of a source of history."""
+        if source in self._closed:
+            return bool(self._closed[source] >= time)
+        newest = self._newest.get(source)
+        if newest is None:
+            return False
+        return sum(bool(time < t <= newest) for t in self._pending) >= _WINDOW
+
+    def _judge_missing(self, pending: _Pending) -> Iterator[Halt]:
+        """By rule, of symbols without a bar at the deadline."""
+        missing = sorted(self._expected - pending.came)
+        if not missing:
+            return
+        names = ", ".join(self._kind.symbols[n] for n in missing[:10])
+        share = len(missing) / len(self._expected)
+        detail = f"{len(missing)} symbols ({share:.0%}) without a bar at the deadline: {names}"
+        self._note(Refusal("", -1, str(pending.time), "", "missing", detail))
+        if self._config.missing == "halt" or share > self._config.max_missing:
+            yield Halt("missing", f"{pending.time}: {detail}")
+
+    def _gaps(self, time: np.datetime64) -> Iterator[BarSet | Halt]:
+        """Sets that should lie between the last one and `time`."""
+        daily = self._kind.freq == "1d"
+        gaps = self._panel.missing_sessions(self._last, time) if daily else self._missing_bars(time)
+        if not len(gaps):
+            return
+        detail = f"{len(gaps)} bar sets did not come, the first of {gaps[0]}"
+        self._note(Refusal("", -1, str(gaps[0]), "", "gap", detail))
+        if self._config.gap == "halt" and self._live:
+            yield Halt("gap", f"before {time}: {detail}")
+        for gap in gaps if daily else ():
+            yield self._empty(gap)
+
+    def _missing_bars(self, time: np.datetime64) -> Times:
+        """Bar ends of the calendar between the last set and `time`, of a live feed."""
+        nothing = np.empty(0, dtype="datetime64[us]")
+        kind, last = self._kind, self._last
+        if not self._live or kind.calendar == FROM_DATA or np.isnat(last):
+            return nothing
+        step = np.timedelta64(MINUTES[kind.freq], "m")
+        if kind.calendar == ROUND_THE_CLOCK:
+            return np.arange(last + step, time, step)
+        first, until = (t.astype("datetime64[D]").astype(date) for t in (last, time))
+        assert isinstance(first, date)
+        assert isinstance(until, date)
+        if until - first > _LONGEST_GAP:
+            first = until - _LONGEST_GAP
+        ends = [nothing]
+        table = hours(kind.calendar, first, until, kind.timezone)
+        names = ("open", "break_start", "break_end", "close")
+        for spans in zip(*(table[name].to_numpy() for name in names), strict=True):
+            opens, pause, again, close = (span.astype("datetime64[us]") for span in spans)
+            parts = [(opens, close)] if np.isnat(pause) else [(opens, pause), (again, close)]
+            ends += [np.arange(begin + step, end + step, step) for begin, end in parts]
+        every = np.concatenate(ends)
+        return every[(every > last) & (every < time)]
+
+    def _empty(self, time: np.datetime64) -> BarSet:
+        n = len(self._column)
+        grids: dict[str, Any] = {name: np.full(n, np.nan) for name in self._fields}
+        return BarSet(time=time, st=np.zeros(n, dtype=np.bool_), **grids)
+
+    def _make(self, pending: _Pending) -> BarSet:
+        """The bar set, without the bars that cannot be."""
+        grids: dict[str, Any] = {name: np.array(row) for name, row in pending.rows.items()}
+        bars = BarSet(
+            time=pending.time,
+            st=np.array(pending.st),
+            benchmark=pending.benchmark,
+            **grids,
+            **self._facts(pending),
+        )
+        refused: dict[int, tuple[str, str]] = {}
+        for fault in find_faults(bars):
+            refused[fault.asset] = "value", fault.why
+        for n, reason, detail in self._memory.doubts(bars, self._config):
+            refused.setdefault(n, (reason, detail))
+        for n, (reason, detail) in refused.items():
+            symbol = self._kind.symbols[n]
+            self._note(Refusal("", -1, str(pending.time), symbol, reason, detail))
+            for name in self._fields:
+                grids[name][n] = np.nan
+        return bars
+
+    def _facts(self, pending: _Pending) -> dict[str, Any]:
+        """Reference facts, as a bar set has them."""
+        if not pending.facts:
+            return {}
+        n = len(self._column)
+        days = {name: np.full(n, "NaT", dtype="datetime64[D]") for name in ("listed", "delisted")}
+        reasons: list[str | None] = [None] * n
+        members = self._members.copy()
+        for k, body in pending.facts:
+            for name, column in days.items():
+                if body.get(name) is not None:
+                    column[k] = _day(body[name])
+            if isinstance(body.get("reason"), str):
+                reasons[k] = shorten(body["reason"], 64)
+            if isinstance(body.get("member"), bool):
+                members[k] = body["member"]
+        return {**days, "reasons": tuple(reasons), "members": members}
+
+
+_ALWAYS = {"symbol", "st"}
+_LONGEST_GAP = timedelta(days=60)
+
+
+@dataclass
+class _Memory:
+    """What the bars before say about the next ones.
+
+    last: field → [N] of the last bar; close, factor: carried forward; had: a bar in the last set
+    repeats: bars in a row that equal the one before; doubted: price of a refused jump, else NaN
+    """
+
+    last: dict[str, Floats]
+    close: Floats
+    factor: Floats
+    had: Bools
+    repeats: Floats
+    doubted: Floats
+
+    ARRAYS = ("close", "factor", "had", "repeats", "doubted")
+
+    @classmethod
+    def start(cls, closes: Floats, factors: Floats, traded: Bools, names: Sequence[str]) -> _Memory:
+        """closes, factors: [N] the last known, NaN: none yet; traded: [N] had a bar just now"""
+        nothing = np.full(len(closes), np.nan)
+        last = {name: nothing.copy() for name in names}
+        parts = (closes.copy(), factors.copy(), traded.copy())
+        return cls(last, *parts, np.zeros(len(closes)), nothing.copy())
+
+    def doubts(self, bars: BarSet, config: GateConfig) -> list[tuple[int, str, str]]:
+        """(asset, reason, detail) of bars that are not believed; remembers them."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratio = bars.close / self._reference(bars)
+            jumps = np.maximum(ratio, 1.0 / ratio) > config.max_jump
+            again = bars.close / self.doubted
+            confirmed = np.maximum(again, 1.0 / again) <= config.max_jump
+        jumped = jumps & ~confirmed
+        self.doubted = np.where(jumped, bars.close, np.nan)
+        repeats = np.where(self._repeated(bars), self.repeats + 1, 0.0)
+        still = repeats >= config.stale_bars if config.stale_bars else np.zeros_like(jumped)
+        found = [
+            (int(n), "jump", f"close {bars.close[n]:g} is {ratio[n]:.4g} times the one before")
+            for n in np.flatnonzero(jumped)
+        ]
+        return found + [
+            (int(n), "stale", f"the same bar {int(repeats[n]) + 1} times in a row")
+            for n in np.flatnonzero(still & ~jumped)
+        ]
+
+    def note(self, bars: BarSet) -> None:
+        """Take in a set that passes."""
+        on = ~np.isnan(bars.close)
+        self.repeats = np.where(
+            on, np.where(self._repeated(bars), self.repeats + 1, 0), self.repeats
+        )
+        self.had = on
+        self.close = np.where(on, bars.close, self.close)
+        if bars.factor is not None:
+            self.factor = np.where(np.isnan(bars.factor), self.factor, bars.factor)
+        for name, values in self.last.items():
+            now = getattr(bars, name)
+            if now is not None:
+                self.last[name] = np.where(on, now, values)
+
+    def _reference(self, bars: BarSet) -> Floats:
+        """[N] the close before, on today's prices."""
+        before = self.close
+        if bars.factor is not None:
+            factor = np.where(np.isnan(bars.factor), self.factor, bars.factor)
+            known = ~np.isnan(factor) & ~np.isnan(self.factor)
+            before = np.where(known, before * self.factor / np.where(known, factor, 1.0), before)
+        if bars.pre_close is not None:
+            before = np.where(np.isnan(bars.pre_close), before, bars.pre_close)
+        return before
+
+    def _repeated(self, bars: BarSet) -> Bools:
+        """[N] whether a bar equals the one before in every field, and something was traded."""
+        same = ~np.isnan(bars.close)
+        for name, values in self.last.items():
+            now = getattr(bars, name)
+            if now is not None and name not in ("factor", "pre_close"):
+                same &= (now == values) | (np.isnan(now) & np.isnan(values))
+        return same if bars.volume is None else same & (bars.volume != 0)
+
+
+def _day(text: object) -> np.datetime64 | None:
+    """A day of a message; None: it is none."""
+    try:
+        return np.datetime64(date.fromisoformat(str(text)), "D")
+    except ValueError:
+        return None
