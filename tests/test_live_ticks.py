@@ -11,11 +11,14 @@ import numpy as np
 import polars as pl
 import pytest
 
-from echelon.data.derive import PanelKind
+from echelon.config.live import GateConfig
+from echelon.data.derive import Listings, PanelKind
 from echelon.data.sources.ticks import TicksSource
+from echelon.data.stream import BarSet, PanelStream, StreamFacts
 from echelon.live.feeds import Message
 from echelon.live.feeds.messages import read_message
 from echelon.live.feeds.ticks import TickBars
+from echelon.live.gate import Gate
 from echelon.types import Freq
 
 CODES = ("600000.SH", "000001.SZ", "300750.SZ")
@@ -120,3 +123,58 @@ def test_ticks_outside_the_session_and_of_no_market_are_told() -> None:
             **{"volume": 200.0, "amount": 2049.0},
         }
     ]
+
+
+def gate(*, live: bool) -> Gate:
+    """Behind the last bar of 2024-01-02."""
+    n = len(CODES)
+    days = np.full(n, "NaT", dtype="datetime64[D]")
+    known = Listings(days.astype("datetime64[us]"), np.full(n, np.nan), days, days)
+    facts = StreamFacts(kind("1min"), known, (None,) * n, np.ones(n, dtype=np.bool_), None)
+    panel = PanelStream(facts)
+    ten = np.full(n, 10.0)
+    panel.push(
+        BarSet(
+            np.datetime64("2024-01-02T15:00", "us"),
+            *(ten, ten, ten, ten, np.full(n, 100.0), np.full(n, 1000.0)),
+            pre_close=ten,
+        )
+    )
+    traded = np.ones(n, dtype=np.bool_)
+    return Gate(panel, ten, traded, GateConfig(deadline_seconds=5.0), live=live)
+
+
+def close_of(minute: str, offset: int) -> Message:
+    return Message("s", offset, "close", np.datetime64(minute, "us"), {})
+
+
+def test_the_gate_makes_bars_of_ticks_when_their_time_is_closed() -> None:
+    base = {"symbol": "600000.SH", "volume": 100.0}
+    begin = datetime(2024, 1, 3, 9, 30)
+    prices = [(5, 10.0), (59, 10.2), (60, 10.4), (30, 10.1), (0, 9.9)]  # the last two are late
+    ticks = [{**base, "time": begin + timedelta(seconds=s), "price": p} for s, p in prices]
+    passing = gate(live=False)
+    passing.take(messages_of(ticks), 0.0, ("s",))
+    assert list(passing.ready(0.0, ended=False)) == []
+    assert passing.offsets == {"s": 0}  # all are needed again after a crash
+    passing.take([close_of("2024-01-03T09:31", 5)], 0.0, ("s",))
+    (bars,) = passing.ready(0.0, ended=False)
+    assert isinstance(bars, BarSet)
+    names = ("open", "high", "low", "close", "volume")
+    assert [getattr(bars, name)[0] for name in names] == [9.9, 10.2, 9.9, 10.2, 400.0]
+    assert np.isnan(bars.close[1:]).all()
+    assert passing.offsets == {"s": 2}  # the tick of the next minute still waits
+    assert passing.drain() == []
+
+
+def test_a_live_minute_of_ticks_is_late_only_after_the_next_has_begun() -> None:
+    base = {"symbol": "600000.SH", "volume": 100.0, "price": 10.0}
+    begin = datetime(2024, 1, 3, 9, 30, 1)
+    first, second = ({**base, "time": begin + timedelta(minutes=k)} for k in range(2))
+    passing = gate(live=True)
+    passing.take(messages_of([first]), 0.0, ("s",))
+    assert list(passing.ready(59.0, ended=False)) == []
+    passing.take([messages_of([first, second])[1]], 61.0, ("s",))
+    assert list(passing.ready(62.0, ended=False)) == []
+    ready = [item for item in passing.ready(67.0, ended=False) if isinstance(item, BarSet)]
+    assert [str(bars.time)[11:16] for bars in ready] == ["09:31"]

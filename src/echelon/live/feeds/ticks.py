@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from echelon.data.derive import PanelKind
-from echelon.data.sources.ticks import bars_of_ticks, place_ticks, sessions_of
+from echelon.data.sources.ticks import Sessions, bars_of_ticks, place_ticks, sessions_of
 from echelon.live.feeds import Message
 from echelon.live.feeds.messages import refused
 
@@ -28,7 +29,10 @@ class TickBars:
 
     def __init__(self, kind: PanelKind) -> None:
         self._kind = kind
-        self._sessions = sessions_of(kind.calendar)
+
+    @cached_property
+    def _sessions(self) -> Sessions:
+        return sessions_of(self._kind.calendar)
 
     def place(self, messages: Sequence[Message]) -> list[Message]:
         """The messages; a tick with the time of its bar, and its own as `at` in the body."""
