@@ -109,7 +109,9 @@ def status_view(status: Mapping[str, Any], recent: Recent | None = None) -> Rend
     held, orders = _positions(status, recent), _orders(status)
     tables = Table.grid(padding=(0, 3))
     tables.add_row(*(table for table in (held, orders) if table is not None))
-    return Group(*parts, *([Text(), tables] if held or orders else []))
+    if held or orders:
+        parts += [Text(), tables]
+    return Group(*parts)
 
 
 def sparkline(values: Sequence[float]) -> str:

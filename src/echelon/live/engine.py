@@ -496,8 +496,7 @@ class LiveEngine(Closing):
     def _flatten(self, seq: int) -> None:
         """Sell all that is held, then halt. seq: of the command, by which the orders are known."""
         self._resolve()
-        if self._venue is None:
-            self._finish_orders()
+        self._finish_orders()
         close = dict(zip(self.decider.symbols, self._closes(), strict=True))
         orders = [
             OrderRequest(

@@ -195,9 +195,7 @@ def _split(bundle: Bundle, replay: JournalReplay, live: Backtest) -> SplitData:
     return SplitData("live", evaluation, (agent,), others)
 
 
-def render(
-    results: Results, words: Words, output_dir: Path, written: Sequence[str] = ()
-) -> str:
+def render(results: Results, words: Words, output_dir: Path, written: Sequence[str] = ()) -> str:
     """The whole page. written: languages that there are pages in"""
     status, bundle = results.status, results.bundle
     mode = status["mode"].replace("-", "_")
@@ -280,7 +278,8 @@ class _Leads:
     @staticmethod
     def leads(results: Results, words: Words) -> list[str]:
         """What came out, what orders cost, what the gates did."""
-        assert results.live is not None and results.replay.backtest is not None
+        assert results.live is not None
+        assert results.replay.backtest is not None
         gain = LABELS["total_return"].format
         live, backtest = (
             float(book.value[-1] / book.value[0] - 1.0)

@@ -23,6 +23,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, time, timedelta
 from decimal import ROUND_DOWN, Decimal
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
 
@@ -150,6 +151,7 @@ class AlpacaBroker(Closing):
         self._known: dict[str, _Known] = {}  # by client id, those whose fills are not all given out
         self._client_ids: dict[str, str] = {}  # by the venue's id
         self._listed: dict[str, float] = {}  # venue's id → shares that its activities add up to
+        self._rejected: dict[str, OrderStatus] = {}  # refused without becoming an order there
         self._foreign: set[str] = set()  # symbols that were warned of
 
     def close(self) -> None:
@@ -167,7 +169,10 @@ class AlpacaBroker(Closing):
                 answers.append(OrderStatus(order.id, "unknown", 0.0, f"not sent: {silence}"))
                 continue
             try:
-                answers.append(self._submit(order))
+                status = self._submit(order)
+                if status.state == "rejected":
+                    self._rejected[order.id] = status
+                answers.append(status)
             except BrokerError as error:
                 silence = str(error)
                 log.warning("%s: %s", order.symbol, silence)
@@ -200,11 +205,11 @@ class AlpacaBroker(Closing):
     def cancel(self, ids: Sequence[str]) -> None:
         """See Broker."""
         for status in self.orders(ids).values():
-            if status.state not in OPEN:
+            if status.state not in OPEN:  # also of those that never became an order
                 continue
             venue_id = self._known[status.id].venue_id
             try:
-                self._ask("a cancel", lambda i=venue_id: self._client.cancel_order_by_id(i))
+                self._ask("a cancel", partial(self._client.cancel_order_by_id, venue_id))
             except Refused as refusal:  # it was filled in between, say: `orders` says what it is
                 log.info("%s: not cancelled: %s", status.id, refusal.reason)
 
@@ -219,7 +224,7 @@ class AlpacaBroker(Closing):
                     statuses[status.id] = status
         for client_id in ids:
             if client_id not in statuses:
-                found = self._find(client_id)
+                found = self._find(client_id) or self._rejected.get(client_id)
                 if found is not None:
                     statuses[client_id] = found
         return statuses
@@ -360,10 +365,8 @@ class AlpacaBroker(Closing):
         for name in missing:
             if name not in self._client_ids:
                 try:
-                    call = self._client.get_order_by_id
-                    body = _object(
-                        self._ask("an order", lambda n=name, call=call: call(n)), "order"
-                    )
+                    call = partial(self._client.get_order_by_id, name)
+                    body = _object(self._ask("an order", call), "order")
                     self._client_ids[name] = _text(body, "client_order_id")
                 except Refused:
                     self._client_ids[name] = name  # gone; it is none of ours

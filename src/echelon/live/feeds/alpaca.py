@@ -27,6 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from zoneinfo import ZoneInfo
@@ -172,9 +173,7 @@ class Service:
                 adjustment=self._enums.Adjustment.RAW,
                 feed=self._enums.DataFeed(self._which),
             )
-            answer = ask(
-                self._keys, "bars", lambda request=request: self._bars.get_stock_bars(request)
-            )
+            answer = ask(self._keys, "bars", partial(self._bars.get_stock_bars, request))
             for symbol, bars in sorted(answer.items()):
                 yield from ((symbol, bar) for bar in bars or ())
 
@@ -187,11 +186,8 @@ class Service:
                 end=end,
                 limit=None,
             )
-            answer = ask(
-                self._keys,
-                "corporate actions",
-                lambda request=request: self._actions.get_corporate_actions(request),
-            )
+            asked = partial(self._actions.get_corporate_actions, request)
+            answer = ask(self._keys, "corporate actions", asked)
             for kind, items in sorted(answer.items()):
                 yield from ((kind, item) for item in items or ())
 
@@ -591,10 +587,9 @@ def _begin_of(raw: Mapping[str, Any]) -> datetime:
 
 
 def _bar(raw: Mapping[str, Any], at: datetime) -> Bar:
-    numbers = [float(raw[name]) for name in "ohlcv"]
-    volume = numbers[-1]
+    opened, high, low, close, volume = (float(raw[name]) for name in "ohlcv")
     amount = volume * float(raw["vw"] if raw.get("vw") is not None else raw["c"])
-    return Bar(str(raw["S"]), at, *numbers[:4], volume, amount)
+    return Bar(str(raw["S"]), at, opened, high, low, close, volume, amount)
 
 
 def _rate(item: Mapping[str, Any], name: str) -> float:
