@@ -346,6 +346,7 @@ JSON_BY_HAND = {
     "config/load.py": "the text a configuration's hash is of",
     "cli/data.py": "a value as YAML of an override takes it",
     "report/pages.py": "data inside a page, in one line",
+    "live/alpaca_api.py": "what a broker answers, taken apart with care",
     "live/brokers/sheet.py": "files that the user writes, judged line by line",
     "live/http.py": "bodies of requests and answers, bounded before",
     "live/alpaca_api.py": "errors of the venue, as its client hands them on",
