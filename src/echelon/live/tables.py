@@ -220,7 +220,9 @@ TABLES: dict[str, Table] = {
         _decisions,
     ),
     "targets": Table(
-        ("decision",), {"time": _TIME, **dict.fromkeys(("symbol", "target", "why"), _TEXT)}, _targets
+        ("decision",),
+        {"time": _TIME, **dict.fromkeys(("symbol", "target", "why"), _TEXT)},
+        _targets,
     ),
     "accounts": Table(
         ("bars", "account"),
