@@ -18,14 +18,16 @@ BENCH ?=
 # What is fuzzed and for how long: make fuzz FUZZ_ARGS="--cases 100000 --seed 7"
 FUZZ_ARGS ?= --minutes 5
 KILL_ARGS ?=
+CHAOS_ARGS ?=
 # Benchmarks compare on one core, and say so; override to see what more of them bring.
 BENCH_THREADS ?= 1
 # Tests run in two processes of one thread each; TEST_WORKERS=0 runs them in one, for a debugger.
+# Those with services follow one by one, in at most 15 minutes, and have a summary of their own.
 TEST_WORKERS ?= 2
 threads = POLARS_MAX_THREADS=$(1) OMP_NUM_THREADS=$(1) OPENBLAS_NUM_THREADS=$(1) \
 	MKL_NUM_THREADS=$(1) NUMBA_NUM_THREADS=$(1)
 
-.PHONY: help venv demo test check bench fuzz kill study docs reference vendors format lock clean distclean
+.PHONY: help venv demo test check bench fuzz kill chaos study docs reference vendors format lock clean distclean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -40,7 +42,10 @@ demo: venv ## agents, a hierarchy, order execution: no network, no services
 
 test: venv ## all tests; as root, installs the services they need (PYTEST_ARGS=… selects)
 	@scripts/packages.sh
-	@$(call threads,1) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	@$(call threads,1) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile \
+		--services none $(PYTEST_ARGS) || { code=$$?; [ $$code -eq 5 ] || exit $$code; }
+	@$(call threads,1) $(BIN)/python -m pytest --services only --session-timeout 900 \
+		$(PYTEST_ARGS) || { code=$$?; [ $$code -eq 5 ] || exit $$code; }
 
 check: venv ## formatting, lint, types and layers
 	@$(BIN)/ruff format --check $(CODE)
@@ -58,6 +63,9 @@ fuzz: venv ## damaged inputs by the thousand; counts, and every distinct failure
 
 kill: venv ## kill every command at every moment, resume, compare bits (KILL_ARGS="--kills 300 --seed 1")
 	@$(call threads,1) $(BIN)/python -m reliability kill $(KILL_ARGS)
+
+chaos: venv ## kill live engines, cut their logs, let venues fail (CHAOS_ARGS="--only kills --seed 2")
+	@$(call threads,1) $(BIN)/python -m reliability chaos $(CHAOS_ARGS)
 
 study: venv ## what each part of the hierarchy brings, into proofs/; takes hours, goes on after Ctrl-C
 	@$(call threads,1) $(BIN)/python -m echelon study --config configs/hierarchical-tuned.yaml \

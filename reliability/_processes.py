@@ -25,6 +25,8 @@ from typing import Any
 
 HARMLESS_THREADS = frozenset({"jemalloc_bg_thd", "polars-ooc-clea"})
 """Of polars and pyarrow, from their import on: jemalloc's know of forks, polars' cleaner sleeps."""
+_tolerated: set[str] = set()
+"""Ids of threads that `tolerate_threads` found."""
 RUN_SECONDS = 180.0
 """A command takes a second or a few; one that takes longer than this hangs."""
 
@@ -40,8 +42,14 @@ def preload() -> None:
             importlib.import_module(module.name)
 
 
+def tolerate_threads() -> None:
+    """Take the threads that there are for harmless: call it where one sleeps from an import on."""
+    _tolerated.update(os.listdir("/proc/self/task"))  # noqa: PTH208 (names)
+    _tolerated.discard(str(os.getpid()))
+
+
 def _threads() -> set[str]:
-    tasks = Path("/proc/self/task").iterdir()
+    tasks = [task for task in Path("/proc/self/task").iterdir() if task.name not in _tolerated]
     names = Counter((task / "comm").read_text().strip() for task in tasks)
     names[Path("/proc/self/comm").read_text().strip()] -= 1
     return {name for name, count in names.items() if count > 0}

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from reliability._commands import COMMANDS, Command, write_world
+from reliability._lanes import run_in_lanes
 from reliability._processes import (
     Running,
     fork,
@@ -548,58 +549,14 @@ def _points_in_turn(reference: Reference, rng: random.Random) -> Iterator[Kill]:
 
 def run_cases(harness: Harness, cases: Sequence[Case], jobs: int) -> list[Outcome]:
     """Run cases in so many processes side by side, and print one line for each."""
-    for lane in range(jobs):
-        (harness.work / f"lane-{lane}.jsonl").unlink(missing_ok=True)
-
-    parent = os.getpid()
-
-    def work(lane: int) -> int:
-        with (harness.work / f"lane-{lane}.jsonl").open("a", encoding="utf-8") as handle:
-            for case in cases[lane::jobs]:
-                if os.getppid() != parent:  # nobody waits for the rest
-                    return 1
-                outcome = harness.run_case(case)
-                handle.write(json.dumps(asdict(outcome)) + "\n")
-                handle.flush()
-        return 0
-
-    lanes = [
-        Running(fork(lambda lane=lane: work(lane), harness.work / f"lane-{lane}.log"))  # type: ignore[misc]
-        for lane in range(jobs)
-    ]
-    by_number = {case.number: case for case in cases}
-    outcomes: list[Outcome] = []
-    try:
-        while True:
-            done = all(lane.ended() for lane in lanes)
-            rows = [
-                row for lane in range(jobs) for row in _rows(harness.work / f"lane-{lane}.jsonl")
-            ]
-            known = {outcome.number for outcome in outcomes}
-            for row in rows:
-                outcome = Outcome(**row)
-                if outcome.number not in known:
-                    outcomes.append(outcome)
-                    print_outcome(by_number[outcome.number], outcome)
-            if done:
-                break
-            time.sleep(0.3)
-    except KeyboardInterrupt:
-        for running in lanes:
-            running.end_all()
-        return outcomes
-    for k, running in enumerate(lanes):
-        if running.code != 0:
-            log = (harness.work / f"lane-{k}.log").read_text(encoding="utf-8")
-            raise RuntimeError(f"the harness itself failed:\n{log[-4000:]}")
-    return outcomes
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    rows = run_in_lanes(
+        harness.work,
+        cases,
+        lambda case: asdict(harness.run_case(case)),
+        jobs,
+        lambda case, row: print_outcome(case, Outcome(**row)),
+    )
+    return [Outcome(**row) for row in rows]
 
 
 def print_outcome(case: Case, outcome: Outcome) -> None:

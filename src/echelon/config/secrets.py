@@ -14,7 +14,14 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from echelon.errors import ConfigError, UsageError
 
 SecretName: TypeAlias = Literal[
-    "tushare_token", "echelon_redis_url", "echelon_cache_key", "echelon_token"
+    "tushare_token",
+    "echelon_redis_url",
+    "echelon_cache_key",
+    "echelon_token",
+    "apca_api_key_id",
+    "apca_api_secret_key",
+    "echelon_sheet_webhook",
+    "echelon_kafka",
 ]
 
 
@@ -37,6 +44,15 @@ class Secrets(BaseSettings):
     """the key that signs entries of the Redis cache, a long random text"""
     echelon_token: SecretStr | None = None
     """the token that clients of the decision service send, a long random text"""
+    apca_api_key_id: SecretStr | None = None
+    """the key of your Alpaca account (its dashboard shows it; a paper account has its own)"""
+    apca_api_secret_key: SecretStr | None = None
+    """the secret key that belongs to APCA_API_KEY_ID (shown once, when the keys are made)"""
+    echelon_sheet_webhook: SecretStr | None = None
+    """the URL that order sheets are posted to, https except on this machine"""
+    echelon_kafka: SecretStr | None = None
+    """security settings of Kafka's client, a JSON object by librdkafka's names, such as
+    {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": …}"""
 
     def require(self, name: SecretName) -> SecretStr:
         """Return the secret, or say which environment variable to set and how."""

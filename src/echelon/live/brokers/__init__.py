@@ -132,11 +132,12 @@ def account_of(body: Mapping[str, Any]) -> Account:
 class BrokerRequest(NamedTuple):
     """What a broker is opened by.
 
-    address: what stands behind the name and a colon, "" without one
+    text: as it was named; address: what stands behind the name and a colon, "" without one
     journal: the engine's, beside which a broker may keep a file of its own
     store, until: the history that a new paper account begins behind, as of `LiveEngine.open`
     """
 
+    text: str
     address: str
     bundle: Bundle
     journal: Path
@@ -166,6 +167,6 @@ def open_broker(
     if name not in BROKERS:
         raise UsageError(f"--broker {text}: there are {', '.join(BROKERS)}.")
     module, function = BROKERS[name].split(":")
-    request = BrokerRequest(address, bundle, journal, store, until, config or LiveConfig())
+    request = BrokerRequest(text, address, bundle, journal, store, until, config or LiveConfig())
     broker: Broker = getattr(import_module(module), function)(request)
     return broker
