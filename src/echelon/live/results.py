@@ -102,7 +102,7 @@ def _action(kind: str, target: Any) -> float:  # noqa: ANN401 (a name, a weight,
 
 
 def _fills(journal: Journal, at: LiveRows, column: Mapping[str, int]) -> Fills:
-    """[S,N] each: all fills of a symbol between two decisions as one, and why not all came."""
+    """[S,N] each: the fills of a symbol between two decisions as one, and what was not filled."""
     grids = {name: np.zeros((len(at.times) - 1, len(column))) for name in Fills._fields[:-1]}
     money = np.zeros_like(grids["price"])
     size = np.zeros_like(money)
