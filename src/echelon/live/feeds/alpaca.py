@@ -347,7 +347,7 @@ class AlpacaFeed(Closing):
             return self._poll_days(seconds)
         deadline = time.monotonic() + seconds
         while True:
-            messages = self._catch_up() + self._settle()
+            messages = self._catch_up() + self._pass_settled()
             left = deadline - time.monotonic()
             if messages or left <= 0:
                 return messages
@@ -468,7 +468,7 @@ class AlpacaFeed(Closing):
         self._connected = self._now()
         self._fail(error)
 
-    def _settle(self) -> list[Message]:
+    def _pass_settled(self) -> list[Message]:
         """Bars of 5 minutes whose last minutes had no trade."""
         if self._connected is not None:
             return []
