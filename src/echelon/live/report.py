@@ -115,7 +115,7 @@ def write_live_report(bundle: Bundle, journal: Journal, output_dir: Path, lang: 
     for language in written:
         words = live_words(language)
         if results.split is not None:
-            shown = slide_words(words).renamed(**_NAMES)
+            shown = slide_words(words).rename(**_NAMES)
             chart = charts.equity_chart(results.split, shown)
             title = f"{bundle.manifest['policy']} · {shown('equity')}"
             slide = Slide(title, verdict(results, shown).sentence, chart, _span(results, shown))
@@ -137,7 +137,7 @@ _NAMES = {
 
 def live_words(lang: str) -> Words:
     """The words of this page."""
-    return Words(lang).renamed(**_NAMES)
+    return Words(lang).rename(**_NAMES)
 
 
 def gather(bundle: Bundle, journal: Journal) -> Results:

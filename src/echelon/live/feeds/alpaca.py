@@ -41,7 +41,7 @@ from echelon.live.alpaca_api import Keys, ask, load_alpaca, override_url, prepar
 from echelon.live.brokers import BrokerError
 from echelon.live.feeds import Address, Message
 from echelon.live.feeds.history import StoredBars
-from echelon.live.feeds.messages import refused
+from echelon.live.feeds.messages import refuse
 from echelon.serving.bundle import Bundle
 from echelon.types import Freq
 
@@ -118,14 +118,14 @@ class Anchors:
 
     def factors(self, after: datetime) -> dict[str, tuple[date, float]]:
         """Symbol → (day, factor) of its last bar in the store that is not behind `after`."""
-        found: dict[str, tuple[date, float]] = {}
+        factors: dict[str, tuple[date, float]] = {}
         for bars in self._bars.sets(after - timedelta(days=_ANCHOR_DAYS[self._freq])):
             if bars.time > np.datetime64(after, "us") or bars.factor is None:
                 break
             day = bars.time.astype("datetime64[us]").item().date()
             for n in np.flatnonzero(~np.isnan(bars.factor)).tolist():
-                found[self._symbols[n]] = day, float(bars.factor[n])
-        return found
+                factors[self._symbols[n]] = day, float(bars.factor[n])
+        return factors
 
 
 class Service:
@@ -347,7 +347,7 @@ class AlpacaFeed(Closing):
             return self._poll_days(seconds)
         deadline = time.monotonic() + seconds
         while True:
-            messages = self._catch_up() + self._settled()
+            messages = self._catch_up() + self._settle()
             left = deadline - time.monotonic()
             if messages or left <= 0:
                 return messages
@@ -403,8 +403,8 @@ class AlpacaFeed(Closing):
         try:
             start = (self._last - _OVERLAP).replace(tzinfo=self._zone)
             end = until.replace(tzinfo=self._zone) - _MINUTE  # of the begins of bars
-            found = list(self._service.bars("Minute", start, end)) if start <= end else []
-            messages = self._fetched(found, until)
+            bars = list(self._service.bars("Minute", start, end)) if start <= end else []
+            messages = self._from_endpoint(bars, until)
         except BrokerError as error:
             self._fail(error)
             return []
@@ -419,11 +419,11 @@ class AlpacaFeed(Closing):
         log.warning("%s; tried again, until then no bar goes on", error)
         self._again = self._now() + timedelta(seconds=min(2.0**self._failures, 30.0))
 
-    def _fetched(
-        self, found: Sequence[tuple[str, Mapping[str, Any]]], until: datetime
+    def _from_endpoint(
+        self, bars: Sequence[tuple[str, Mapping[str, Any]]], until: datetime
     ) -> list[Message]:
         """Messages of bars that were fetched, each time closed; until: the last of them."""
-        minutes = [self._minute({**bar, "S": symbol}) for symbol, bar in found]
+        minutes = [self._minute({**bar, "S": symbol}) for symbol, bar in bars]
         fresh = sorted(
             (bar for bar in minutes if bar is not None and self._is_new(bar)),
             key=lambda bar: (bar.time, bar.symbol),
@@ -447,7 +447,7 @@ class AlpacaFeed(Closing):
             bar = self._minute(raw)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             self._offset += 1
-            return [refused(SOURCE, self._offset, "malformed", f"a bar of the stream: {error!r}")]
+            return [refuse(SOURCE, self._offset, "malformed", f"a bar of the stream: {error!r}")]
         if bar is None or not self._is_new(bar):
             return []
         self._remember(bar)
@@ -468,7 +468,7 @@ class AlpacaFeed(Closing):
         self._connected = self._now()
         self._fail(error)
 
-    def _settled(self) -> list[Message]:
+    def _settle(self) -> list[Message]:
         """Bars of 5 minutes whose last minutes had no trade."""
         if self._connected is not None:
             return []

@@ -19,7 +19,7 @@ from echelon.data.stream import BarSet
 from echelon.errors import DataError, UsageError
 from echelon.files import Closing, atomic_file
 from echelon.live.feeds import MAX_BYTES, Address, Message
-from echelon.live.feeds.messages import BarSetWriter, read_message, refused
+from echelon.live.feeds.messages import BarSetWriter, read_message, refuse
 from echelon.serving.bundle import Bundle
 
 _MINUTE = np.timedelta64(1, "m")
@@ -201,7 +201,7 @@ class FileFeed(Closing):
         self.ended = True
         rest, self._rest = self._rest, b""
         return [
-            refused(*message[:2], "malformed", f"the file ends within the line; {detail}")
+            refuse(*message[:2], "malformed", f"the file ends within the line; {detail}")
             if (detail := message.body.get("detail")) and message.kind == "refused"
             else message
             for message in self._read(rest)

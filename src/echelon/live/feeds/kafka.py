@@ -40,7 +40,7 @@ from echelon.config.secrets import Secrets
 from echelon.errors import ConfigError, DataError, UsageError, shorten
 from echelon.files import Closing
 from echelon.live.feeds import MAX_BYTES, Address, Message
-from echelon.live.feeds.messages import read_message, refused
+from echelon.live.feeds.messages import read_message, refuse
 from echelon.serving.bundle import Bundle
 
 log = logging.getLogger(__name__)
@@ -221,7 +221,7 @@ class KafkaFeed(Closing):
             return  # had already: a reconnection may send a batch again
         if part.next is not None and offset > part.next:
             detail = f"{offset - part.next:,} message(s) from {part.next:,} on are not there"
-            messages.append(refused(part.name, offset - 1, "gap", detail))
+            messages.append(refuse(part.name, offset - 1, "gap", detail))
         part.next = offset + 1
         message = read_message(part.name, offset, item.value() or b"")
         if not (part.skips and message.time <= self._after):
