@@ -12,7 +12,7 @@ import polars as pl
 from echelon.data.derive import PanelKind
 from echelon.data.sources.ticks import Sessions, bars_of_ticks, place_ticks, sessions_of
 from echelon.live.feeds import Message
-from echelon.live.feeds.messages import refused
+from echelon.live.feeds.messages import refuse
 
 _COLUMNS = {
     "symbol": pl.String,
@@ -46,7 +46,7 @@ class TickBars:
             source, offset, kind, time, body = messages[k]
             if np.isnat(end):
                 detail = f"{body['symbol']} at {time}: outside the session of {self._kind.calendar}"
-                placed[k] = refused(source, offset, "session", detail)
+                placed[k] = refuse(source, offset, "session", detail)
             else:
                 placed[k] = Message(source, offset, kind, end, {**body, "at": time})
         return placed
