@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from browsers import draw_page, drawn_charts
@@ -130,7 +132,7 @@ def test_live_book_of_a_paper_journal_is_the_backtest(known: Served, opened: Jou
     assert live.value.tolist() == replay.backtest.value.tolist()
     assert live.fills.shares.tolist() == replay.backtest.fills.shares.tolist()
     assert live.measures["sharpe_annual"] == replay.backtest.measures["sharpe_annual"]
-    assert live.weights.tolist() == pytest.approx(replay.backtest.weights.tolist(), abs=1e-6)
+    assert np.allclose(live.weights, replay.backtest.weights, atol=1e-6)
 
 
 def test_shortfall_is_what_the_fills_cost_against_the_close(known: Served, opened: Journal) -> None:
@@ -242,10 +244,10 @@ def test_fills_of_a_venue_stand_beside_the_backtest(
 ) -> None:
     with _at_venue(opened, tmp_path / "v.db", leave_out="fills") as venue:
         results = gather(known.bundle, venue)
+        page = render(results, live_words("en"), tmp_path)
     assert (results.replay.compared, results.replay.differences) == (0, ())
     assert results.live is not None
     assert not results.live.fills.shares.any()
-    page = render(results, live_words("en"), tmp_path)
     said = live_words("en")("live_verdict_venue", decisions=BARS, broker="alpaca")
     assert said in page
 
@@ -276,9 +278,9 @@ def test_journal_without_a_decision_is_refused(known: Served, tmp_path: Path) ->
 
 
 def _drawn(view: Any) -> str:
-    console = Console(width=80, record=True, file=None, force_terminal=False, quiet=True)
-    console.print(view)
-    return console.export_text()
+    page = io.StringIO()
+    Console(width=80, file=page).print(view)
+    return page.getvalue()
 
 
 def test_dashboard_shows_equity_positions_orders_and_warnings(eventful: Path) -> None:

@@ -142,7 +142,7 @@ def _facts(status: Mapping[str, Any], recent: Recent) -> Table:
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column()
     equity, account = status["equity"], status["account"]
-    value = Text(f"{equity:,.2f}", style="bold")
+    value = Text(f"{equity:,.2f}" if status["bars"] else "none yet", style="bold")
     if len(recent.equity) > 1 and recent.equity[-2] > 0.0:
         change = recent.equity[-1] / recent.equity[-2] - 1.0
         value.append(f"  {change:+.2%} last bar", "green" if change >= 0.0 else "red")

@@ -11,7 +11,7 @@ templates/live.html says what is on the page.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,7 +72,8 @@ class Results:
     """
 
     bundle: Bundle
-    journal: Journal
+    journal: Path
+    offsets: Mapping[str, int]
     replay: JournalReplay
     live: Backtest | None
     split: SplitData | None
@@ -150,11 +151,13 @@ def gather(bundle: Bundle, journal: Journal) -> Results:
     if replay.backtest is not None:
         live = live_backtest(journal, replay.world)
         split = _split(bundle, replay, live)
+    last = journal.last("bars")
     names = ("orders", "stopped", "refused", "events", "decisions")
     frames = {name: read_table_of(journal, name) for name in names}
     return Results(
         bundle,
-        journal,
+        journal.path,
+        {} if last is None else last.body["offsets"],
         replay,
         live,
         split,
@@ -596,19 +599,18 @@ def _names(symbols: Sequence[str]) -> str:
 
 
 def _facts(results: Results, words: Words, output_dir: Path) -> FactRows:
-    bundle, journal, replay = results.bundle, results.journal, results.replay
+    bundle, replay, offsets = results.bundle, results.replay, results.offsets
     origin = bundle.manifest["origin"]
     command = ["echelon", "live", "report", "--bundle", str(bundle.path)]
-    command += ["--journal", str(journal.path), "--output-dir", str(output_dir)]
+    command += ["--journal", str(results.journal), "--output-dir", str(output_dir)]
     if words.lang != "en":
         command += ["--lang", words.lang]
-    last = journal.last("bars")
-    offsets = {} if last is None else last.body["offsets"]
     rules: FactRows = []
     if replay.world.in_force is not None:
         facts = replay.world.in_force.facts() | {"fill": replay.world.ledger["fill"]}
         rules = [("fact_rules", [rules_text(facts, words)])]
-    entries = words("live_journal_entries", name=journal.path.name, entries=f"{journal.seq:,}")
+    seq = f"{results.status['entries']:,}"
+    entries = words("live_journal_entries", name=results.journal.name, entries=seq)
     return [
         ("fact_bundle", [f"{bundle.path} · {bundle.id[:20]}"]),
         ("fact_policy", [bundle.manifest["policy"]]),

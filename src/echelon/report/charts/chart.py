@@ -236,7 +236,7 @@ _ROLES = {
     "momentum": ("#5b97ad", "#5b97ad"),
     "random": ("#a3a9b3", "#7d8695"),
     "cash": ("#c3c8d0", "#5d6675"),
-    BACKTEST: ("#d9772b", "#e08a45"),
+    BACKTEST: ("#d1495b", "#ff8a98"),
 } | {f"asset{k}": (colour, colour) for k, colour in enumerate(_ASSETS)}
 LIGHT: Mapping[str, str] = {role: light for role, (light, _) in _ROLES.items()}
 DARK: Mapping[str, str] = {role: dark for role, (_, dark) in _ROLES.items()}
