@@ -365,6 +365,9 @@ class AlpacaFeed(Closing):
             elif messages := self._take_minute(event):
                 return messages
 
+    def hold(self, sources: frozenset[str]) -> None:
+        """There is one source, which is ahead of none."""
+
     def close(self) -> None:
         """End the stream."""
         if self._thread is None:
