@@ -417,9 +417,17 @@ class LiveEngine(Closing):
                     price=close[symbol],
                     wanted=wish,
                     spend=money,
+                    limit=self._limit(wish, close[symbol]),
                 )
             )
         return requests
+
+    def _limit(self, wish: float, close: float) -> float | None:
+        """The worst price of an order; None: any."""
+        collar = self.config.limits.price_collar
+        if collar is None or self._venue is not None:
+            return None
+        return close * (1.0 - collar if wish < 0.0 else 1.0 + collar)
 
     def _order_id(self, bar: str, symbol: str, k: str = "0") -> str:
         text = "|".join((self.decider.bundle.id, bar, symbol, k))
