@@ -26,7 +26,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from zoneinfo import ZoneInfo
@@ -172,9 +174,7 @@ class Service:
                 adjustment=self._enums.Adjustment.RAW,
                 feed=self._enums.DataFeed(self._which),
             )
-            answer = ask(
-                self._keys, "bars", lambda request=request: self._bars.get_stock_bars(request)
-            )
+            answer = ask(self._keys, "bars", partial(self._bars.get_stock_bars, request))
             for symbol, bars in sorted(answer.items()):
                 yield from ((symbol, bar) for bar in bars or ())
 
@@ -187,11 +187,8 @@ class Service:
                 end=end,
                 limit=None,
             )
-            answer = ask(
-                self._keys,
-                "corporate actions",
-                lambda request=request: self._actions.get_corporate_actions(request),
-            )
+            call = partial(self._actions.get_corporate_actions, request)
+            answer = ask(self._keys, "corporate actions", call)
             for kind, items in sorted(answer.items()):
                 yield from ((kind, item) for item in items or ())
 
@@ -238,7 +235,8 @@ class Adjuster:
         if day not in self._known:
             if len(self._known) > _DAYS_KEPT:
                 self._known.clear()
-            self._known[day] = self._compute(day)
+            with _understanding("corporate actions"):
+                self._known[day] = self._compute(day)
         return self._known[day]
 
     def _compute(self, day: date) -> dict[str, float]:
@@ -371,6 +369,7 @@ class AlpacaFeed(Closing):
 
     def close(self) -> None:
         """End the stream."""
+        self._service.close()
         if self._thread is None:
             return
         stream, self._stream = self._stream, None
@@ -383,7 +382,6 @@ class AlpacaFeed(Closing):
                     break
         self._thread.join(timeout=7.0)
         self._thread = None
-        self._service.close()
 
     def _run(self, stream: Any) -> None:  # noqa: ANN401
         """The thread: alpaca-py connects again by itself, waiting longer each time."""
@@ -427,7 +425,8 @@ class AlpacaFeed(Closing):
         self, found: Sequence[tuple[str, Mapping[str, Any]]], until: datetime
     ) -> list[Message]:
         """Messages of bars that were fetched, each time closed; until: the last of them."""
-        minutes = [self._minute({**bar, "S": symbol}) for symbol, bar in found]
+        with _understanding("bars"):
+            minutes = [self._minute({**bar, "S": symbol}) for symbol, bar in found]
         fresh = sorted(
             (bar for bar in minutes if bar is not None and self._is_new(bar)),
             key=lambda bar: (bar.time, bar.symbol),
@@ -544,11 +543,7 @@ class AlpacaFeed(Closing):
         start = datetime.combine(over[0], datetime.min.time(), self._zone)
         end = datetime.combine(over[-1], datetime.min.time(), self._zone)
         try:
-            days: dict[date, list[Bar]] = {}
-            for symbol, raw in self._service.bars("Day", start, end):
-                at = _begin_of(raw).astimezone(self._zone).date()
-                at_midnight = datetime.combine(at, datetime.min.time())
-                days.setdefault(at, []).append(_bar({**raw, "S": symbol}, at_midnight))
+            days = self._days(start, end)
             if not days.get(over[-1]):
                 raise BrokerError(f"alpaca: no bars of {over[-1]} yet")
             for day in days:
@@ -560,6 +555,16 @@ class AlpacaFeed(Closing):
         self._failures = 0
         self._last = datetime.combine(over[-1], datetime.min.time())
         return messages
+
+    def _days(self, start: datetime, end: datetime) -> dict[date, list[Bar]]:
+        """Daily bars by their session."""
+        days: dict[date, list[Bar]] = {}
+        with _understanding("bars"):
+            for symbol, raw in self._service.bars("Day", start, end):
+                day = _begin_of(raw).astimezone(self._zone).date()
+                at = datetime.combine(day, datetime.min.time())
+                days.setdefault(day, []).append(_bar({**raw, "S": symbol}, at))
+        return days
 
     def _day(self, day: date, bars: Sequence[Bar]) -> list[Message]:
         at = datetime.combine(day, datetime.min.time())
@@ -584,6 +589,15 @@ class AlpacaFeed(Closing):
         return Message(SOURCE, self._offset, kind, time_, body)
 
 
+@contextmanager
+def _understanding(what: str) -> Iterator[None]:
+    """What cannot be read inside is no answer: BrokerError, so it is asked for again."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BrokerError(f"alpaca: {what} that cannot be read: {error!r}") from None
+
+
 def _begin_of(raw: Mapping[str, Any]) -> datetime:
     """When a bar began, aware: a text of the endpoint, a timestamp of the stream."""
     value = raw["t"]
@@ -591,10 +605,9 @@ def _begin_of(raw: Mapping[str, Any]) -> datetime:
 
 
 def _bar(raw: Mapping[str, Any], at: datetime) -> Bar:
-    numbers = [float(raw[name]) for name in "ohlcv"]
-    volume = numbers[-1]
+    first, high, low, last, volume = (float(raw[name]) for name in "ohlcv")
     amount = volume * float(raw["vw"] if raw.get("vw") is not None else raw["c"])
-    return Bar(str(raw["S"]), at, *numbers[:4], volume, amount)
+    return Bar(str(raw["S"]), at, first, high, low, last, volume, amount)
 
 
 def _rate(item: Mapping[str, Any], name: str) -> float:
