@@ -349,7 +349,6 @@ JSON_BY_HAND = {
     "live/alpaca_api.py": "what a broker answers, taken apart with care",
     "live/brokers/sheet.py": "files that the user writes, judged line by line",
     "live/http.py": "bodies of requests and answers, bounded before",
-    "live/alpaca_api.py": "errors of the venue, as its client hands them on",
     "live/feeds/kafka.py": "settings in an environment variable",
     "live/feeds/messages.py": "a parser of its own: every number a float, and quickly",
 }

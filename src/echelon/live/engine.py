@@ -270,6 +270,7 @@ class LiveEngine(Closing):
         last = None if bars is None else self.state.bars + bars
         while not stop() and (last is None or self.state.bars < last):
             self._obey()
+            self.feed.hold(self.gate.ahead())
             messages = self.feed.poll(_IDLE_SECONDS)
             self.gate.take(messages, self.clock.monotonic(), self.feed.sources)
             idle = True

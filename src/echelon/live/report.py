@@ -249,7 +249,7 @@ def _stamp(time: Any) -> str:  # noqa: ANN401 (a datetime, or None)
     return DASH if time is None else str(time)[:16].removesuffix(" 00:00")
 
 
-def _signed(value: float, digits: int) -> str:
+def _format_signed(value: float, digits: int) -> str:
     """With its sign; 0 for nothing."""
     return f"{value:+,.{digits}f}".replace("-", "\N{MINUS SIGN}") if value else "0"
 
@@ -293,16 +293,16 @@ def leads(results: Results, words: Words) -> list[str]:
     sent = results.orders.height
     filled = results.orders.filter(pl.col("filled") > 0).height
     halts = results.events.filter(kind="halt").height
-    gap = _signed((live - backtest) * _BP, 2)
+    gap = _format_signed((live - backtest) * _BP, 2)
     return [
         words("live_lead_return", live=gain(live), backtest=gain(backtest), gap=gap),
         words(
             "live_lead_orders",
             sent=f"{sent:,}",
             filled=f"{filled:,}",
-            shortfall=DASH if value <= 0.0 else _signed(costs / value * _BP, 1),
+            shortfall=DASH if value <= 0.0 else _format_signed(costs / value * _BP, 1),
             value=f"{value:,.0f}",
-            share=f"{_signed(100 * costs / float(results.live.value[0]), 2)} %",
+            share=f"{_format_signed(100 * costs / float(results.live.value[0]), 2)} %",
         )
         + words("space")
         + words(
@@ -457,10 +457,10 @@ def _parts_table(costs: pl.DataFrame, words: Words) -> Table:
         worth = [float(side["value"].sum()) for side in sides]
         money = [float(side[name].sum()) for side in sides]
         shares = [
-            _signed(part / whole * _BP, 2) if whole > 0.0 else DASH
+            _format_signed(part / whole * _BP, 2) if whole > 0.0 else DASH
             for part, whole in zip(money, worth, strict=True)
         ]
-        rows.append([words(f"live_part_{name}"), _signed(money[0], 0), *shares])
+        rows.append([words(f"live_part_{name}"), _format_signed(money[0], 0), *shares])
     head = [words(f"live_{name}") for name in ("part", "money", "bp", "buys", "sells")]
     return Table(head, rows, "measures whole")
 
@@ -469,7 +469,9 @@ def _orders_table(costs: pl.DataFrame, words: Words) -> Table:
     rows: list[list[Content]] = []
     for order in costs.iter_rows(named=True):
         side = words(f"execution_{order['side']}")
-        parts = [_signed(order[name] / order["value"] * _BP, 1) for name in (*SHORTFALL, "total")]
+        parts = [
+            _format_signed(order[name] / order["value"] * _BP, 1) for name in (*SHORTFALL, "total")
+        ]
         reason = "" if order["reason"] is None else words.term("reason", order["reason"])
         rows.append(
             [
@@ -481,7 +483,7 @@ def _orders_table(costs: pl.DataFrame, words: Words) -> Table:
                 f"{order['arrival']:,.6g}",
                 DASH if order["price"] is None else f"{order['price']:,.6g}",
                 *parts,
-                _signed(order["total"], 2),
+                _format_signed(order["total"], 2),
                 Cell(reason, "text"),
             ]
         )

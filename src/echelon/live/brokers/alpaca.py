@@ -224,9 +224,9 @@ class AlpacaBroker(Closing):
                     statuses[status.id] = status
         for client_id in ids:
             if client_id not in statuses:
-                status = self._find(client_id) or self._rejected.get(client_id)
-                if status is not None:
-                    statuses[client_id] = status
+                known = self._find(client_id) or self._rejected.get(client_id)
+                if known is not None:
+                    statuses[client_id] = known
         return statuses
 
     def open_orders(self) -> list[OrderStatus]:

@@ -347,7 +347,7 @@ class AlpacaFeed(Closing):
             return self._poll_days(seconds)
         deadline = time.monotonic() + seconds
         while True:
-            messages = self._catch_up() + self._settle()
+            messages = self._catch_up() + self._pass_settled()
             left = deadline - time.monotonic()
             if messages or left <= 0:
                 return messages
@@ -364,6 +364,9 @@ class AlpacaFeed(Closing):
                 self._waiting.append(event)
             elif messages := self._take_minute(event):
                 return messages
+
+    def hold(self, sources: frozenset[str]) -> None:
+        """There is one source, which is ahead of none."""
 
     def close(self) -> None:
         """End the stream."""
@@ -468,7 +471,7 @@ class AlpacaFeed(Closing):
         self._connected = self._now()
         self._fail(error)
 
-    def _settle(self) -> list[Message]:
+    def _pass_settled(self) -> list[Message]:
         """Bars of 5 minutes whose last minutes had no trade."""
         if self._connected is not None:
             return []

@@ -131,6 +131,9 @@ class StoreFeed(Closing):
         passed = (at - first).astype("timedelta64[us]").astype(np.int64) / 1e6
         return float(began + passed / self._speed - now)
 
+    def hold(self, sources: frozenset[str]) -> None:
+        """There is one source, which is ahead of none."""
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -190,6 +193,9 @@ class FileFeed(Closing):
         # No more of it than says that it is too long.
         self._rest = (self._rest + rest)[: MAX_BYTES + 1]
         return messages
+
+    def hold(self, sources: frozenset[str]) -> None:
+        """There is one source, which is ahead of none."""
 
     def close(self) -> None:
         """Close the file."""

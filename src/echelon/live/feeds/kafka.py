@@ -137,7 +137,7 @@ class _Source:
         self.name, self.partition = name, partition
         self.next = offset
         self.skips = offset is None  # what is not behind the history
-        self.ended = False
+        self.ended = self.held = False
 
 
 class KafkaFeed(Closing):
@@ -208,6 +208,15 @@ class KafkaFeed(Closing):
     def ended(self) -> bool:
         """Whether all there was is read, where it is read once."""
         return self._once and all(part.ended for part in self._parts.values())
+
+    def hold(self, sources: frozenset[str]) -> None:
+        """Pause these partitions, and go on with those that were paused before."""
+        for part in self._parts.values():
+            held = part.name in sources
+            if held != part.held:
+                part.held = held
+                place = [TopicPartition(self._place.topic, part.partition)]
+                (self._consumer.pause if held else self._consumer.resume)(place)
 
     def close(self) -> None:
         """Leave the broker."""
