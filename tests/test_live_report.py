@@ -64,7 +64,7 @@ def clean(known: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def eventful(known: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A journal with stopped orders, commands, a halt, a difference and a refused message."""
     path = tmp_path_factory.mktemp("eventful") / "live.db"
-    with _engine(known, path, LimitsConfig(max_order_value=60_000.0)) as engine:
+    with _engine(known, path, LimitsConfig(max_turnover=0.5)) as engine:
         engine.run(bars=BARS // 2)
         engine.obey(Command("halt", "operator <b>"))
         engine.run(bars=2)
@@ -181,7 +181,7 @@ def test_every_symbol_has_an_outcome_at_every_decision(eventful: Path, known: Se
     assert every.height == decided * len(known.bundle.symbols)
     assert every.null_count().sum_horizontal().item() == 0
     stopped = every.filter(kind="stopped")
-    assert {"max_order_value", "halted"} >= set(stopped["code"]) > set()
+    assert {"max_turnover", "halted"} >= set(stopped["code"]) > set()
     assert set(every.filter(kind="untraded")["code"]) <= {*WHY, "no_order"}
 
 
@@ -225,7 +225,7 @@ def test_report_tells_what_happened_in_both_languages(
         own = page[: page.index('id="report-data"')]
         assert f"<h1>{known.bundle.manifest['policy']}</h1>" in own
         for text in (
-            words("stopped_max_order_value"),
+            words("stopped_max_turnover"),
             words("stopped_halted"),
             words("refused_late"),
             words("live_kind_command") + words("colon") + words("live_command_resume"),
@@ -317,7 +317,7 @@ def test_dashboard_shows_equity_positions_orders_and_warnings(eventful: Path) ->
     assert sparkline(recent.equity) in text
     assert "halted; no engine runs" in text
     assert "halt: difference: paper and journal differ: AAPL" in text
-    assert STOPPED["max_order_value"] in text
+    assert STOPPED["max_turnover"] in text
     assert REFUSED["late"] in text
     held = status["account"]["positions"]
     assert held
