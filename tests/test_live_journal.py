@@ -210,3 +210,26 @@ def test_bar_sets_survive_to_the_last_bit() -> None:
             assert other.tobytes() == value.tobytes(), name
         else:
             assert getattr(again, name) == value, name
+
+
+@pytest.mark.parametrize("kind", ["append", "snapshot"])
+def test_nothing_is_written_behind_a_write_that_failed(tmp_path: Path, kind: str) -> None:
+    path = _filled(tmp_path / "j.db")
+    with Journal.open(path, ABOUT) as journal:
+        journal.append("note", {"lost": True})  # SQLite may drop it with the one that fails
+        pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
+        journal._db.execute(f"PRAGMA max_page_count={pages}")
+        with pytest.raises(StoreError, match="disk is full"):
+            if kind == "append":
+                journal.append("note", {}, bytes(1 << 20))
+            else:
+                journal.snapshot(bytes(1 << 20))
+        journal._db.execute("PRAGMA max_page_count=1000000")  # there is room again
+        for write in (lambda: journal.append("note", {}), journal.commit):
+            with pytest.raises(StoreError, match="a write failed"):
+                write()
+    with Journal.open(path, ABOUT) as journal:
+        assert journal.verify() == 16
+        journal.append("note", {})
+        journal.commit()
+        assert journal.verify() == 17

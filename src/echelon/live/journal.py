@@ -64,7 +64,7 @@ class Journal(Closing):
         """Use `open` or `read`."""
         self.path = path
         self._db, self._held = db, held
-        self._open = False
+        self._open = self._failed = False
         with blaming_sqlite(self.path):
             row = db.execute("SELECT seq, hash FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
         self._seq, self._hash = (0, b"") if row is None else (int(row[0]), bytes(row[1]))
@@ -129,9 +129,9 @@ class Journal(Closing):
     def append(self, kind: str, body: Mapping[str, Any], data: bytes | None = None) -> int:
         """Add an entry to the coming commit; its sequence number."""
         text = json_line(body, sort_keys=True, allow_nan=True)
-        self._begin()
         digest = _digest(self._hash, kind, text, data)
-        with blaming_sqlite(self.path):
+        with self._writing():
+            self._begin()
             self._db.execute(
                 "INSERT INTO entries VALUES(?,?,?,?,?)", (self._seq + 1, kind, text, data, digest)
             )
@@ -141,18 +141,19 @@ class Journal(Closing):
     def snapshot(self, state: bytes) -> None:
         """Add a state to start from, as of the last entry; all but the last two go."""
         self.append(_SNAPSHOT, {"sha256": hashlib.sha256(state).hexdigest(), "bytes": len(state)})
-        self._db.execute("INSERT INTO snapshots VALUES(?,?)", (self._seq, state))
-        # The first one stays: it is where a replay of everything begins.
-        self._db.execute(
-            "DELETE FROM snapshots WHERE seq > (SELECT min(seq) FROM snapshots) AND seq NOT IN "
-            "(SELECT seq FROM snapshots ORDER BY seq DESC LIMIT ?)",
-            (_KEPT,),
-        )
+        with self._writing():
+            self._db.execute("INSERT INTO snapshots VALUES(?,?)", (self._seq, state))
+            # The first one stays: it is where a replay of everything begins.
+            self._db.execute(
+                "DELETE FROM snapshots WHERE seq > (SELECT min(seq) FROM snapshots) AND seq NOT IN "
+                "(SELECT seq FROM snapshots ORDER BY seq DESC LIMIT ?)",
+                (_KEPT,),
+            )
 
     def commit(self) -> None:
         """Write what was appended; on disk when this returns."""
         if self._open:
-            with blaming_sqlite(self.path):
+            with self._writing():
                 self._db.execute("COMMIT")
             self._open = False
 
@@ -210,9 +211,24 @@ class Journal(Closing):
 
     def _begin(self) -> None:
         if not self._open:
-            with blaming_sqlite(self.path):
-                self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("BEGIN IMMEDIATE")
             self._open = True
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Around a write. Where one fails, SQLite may have dropped all that was collected.
+
+        So nothing is written behind it: an entry would not follow the one before.
+        """
+        if self._failed:
+            raise StoreError(
+                f"{self.path}: a write failed, and nothing is written behind it. Start again: the "
+                "journal goes on behind its last commit."
+            )
+        self._failed = True
+        with blaming_sqlite(self.path):
+            yield
+        self._failed = False
 
     def _check_start(self, about: Mapping[str, Any]) -> None:
         if not self._seq:

@@ -397,7 +397,8 @@ class VenueJournal(Journal):
         """Add an entry whose `statuses` are of these orders."""
         seq = self.append(kind, body)
         rows = [(name, seq) for name in ids]
-        self._db.executemany("INSERT OR REPLACE INTO orders VALUES(?,?)", rows)
+        with self._writing():
+            self._db.executemany("INSERT OR REPLACE INTO orders VALUES(?,?)", rows)
 
     def last_statuses(self, ids: Iterable[str]) -> dict[str, OrderStatus]:
         """What was last said of orders, by id."""
