@@ -80,6 +80,8 @@ COMMANDS = (*MODES, "flatten", "reconcile")
 _IDLE_SECONDS = 0.2
 _ASK_SECONDS = 5.0
 """Between two looks at a real venue's fills while no bar comes."""
+_OVERDRAFT = 0.05
+"""Share of the equity that cash may be below zero, after a gap at the open, without a halt."""
 _SAME = 1e-6
 """Relative difference of positions that is rounding; a thousand times it of the equity, of cash."""
 _REMEDY = "Run `echelon live journal verify`; start from a backup of the journal, or a new one."
@@ -194,6 +196,7 @@ class LiveEngine(Closing):
             queue.SimpleQueue()
         )
         self._venue = broker if isinstance(broker, SimulatedVenue) else None
+        self.trouble = ""  # why the venue does not answer
         self.published = self.status()
         self._unknown_since: float | None = None
         self._foreign: list[str] = []
@@ -246,6 +249,8 @@ class LiveEngine(Closing):
                     engine = cls(decider, gate, opened, feed, broker, config, clock)
                     engine.state = LiveState.from_dict(facts["live"])
                     engine._replay(opened.entries(seq))
+                engine._record("recovered", {"snapshot": seq, "time": engine.state.time})
+                opened.commit()
         except BaseException:
             opened.close()
             raise
@@ -313,9 +318,9 @@ class LiveEngine(Closing):
             fills, account, statuses, cursor = self._ask(self._venue.show_bars, bars)
         else:
             self._finish_orders()
-            fills, cursor = self._ask(self.broker.fills, self.state.cursor)
-            account, statuses = self._ask_account(), []
-        decision = self.decider.push(bars, account)
+            fills, cursor, account = self._ask_account()
+            statuses = []
+        decision = self.decider.push(bars, holdable(account))
         self._take_answers(statuses)
         if self._venue is None:
             self._compare(account, fills)
@@ -342,13 +347,15 @@ class LiveEngine(Closing):
     def reconcile(self) -> list[str]:
         """Bring orders in flight to an end, and compare the venue with the journal."""
         self._resolve()
-        if not self.state.account or (self._venue is not None and self._undecided is not None):
-            return []  # nothing to compare with, or the venue may be these bars ahead
-        fills, cursor = self._ask(self.broker.fills, self.state.cursor)
-        account = self._ask_account()
+        if self._venue is not None and (self._undecided is not None or not self.state.account):
+            return []  # the venue may be these bars ahead, or new as the journal is
+        fills, cursor, account = self._ask_account()
         differences = self._compare(account, fills)
-        if fills:
+        if not self.state.account:
+            fills = []  # what was traded before this journal is not its own
+        if fills or not self.state.account:
             self._record("fills", {"fills": [f._asdict() for f in fills], "cursor": cursor})
+        if fills:
             self._record("account", account._asdict())
         self.journal.commit()
         return differences
@@ -364,6 +371,7 @@ class LiveEngine(Closing):
             "policy": self.decider.bundle.manifest["policy"],
             "broker": self.broker.name,
             "latency": self.latency,
+            "trouble": self.trouble,
             "entries": self.journal.seq,
         }
 
@@ -477,8 +485,9 @@ class LiveEngine(Closing):
                     gone = (OrderStatus(o["id"], "cancelled", 0.0, barred) for o in lost)
                     self._take_answers(gone)
             except BrokerError as error:
-                log.warning("%s: does not answer: %s", self.broker.name, error)
+                self._note_silence(error)
             if not self._in_flight():
+                self.trouble = ""
                 return
             since = self._unknown_since or self.clock.monotonic()
             self._unknown_since = since
@@ -500,7 +509,7 @@ class LiveEngine(Closing):
                     asked = True
                 self._take_answers(self.broker.orders(ids).values())
             except BrokerError as error:
-                log.warning("%s: does not answer: %s", self.broker.name, error)
+                self._note_silence(error)
             if not self.state.orders:
                 return
             late = self.clock.monotonic() - began > self.config.unknown_seconds
@@ -543,34 +552,52 @@ class LiveEngine(Closing):
             self.halt("difference", f"{self.broker.name} and journal differ: {some}")
         return differences
 
-    def _ask_account(self) -> Account:
-        """What the venue holds of the bundle's symbols; less than nothing halts the engine."""
-        account = self._ask(self.broker.account)
-        foreign = sorted(account.positions.keys() - set(self.decider.symbols))
+    def _ask_account(self) -> tuple[list[VenueFill], str, Account]:
+        """(fills since the last look, the cursor behind them, what is held after just these)."""
+        fills, cursor = self._ask(self.broker.fills, self.state.cursor)
+        while True:
+            account = self._ask(self.broker.account)
+            fills, behind = self._ask(self.broker.fills, self.state.cursor)
+            if behind == cursor:  # nothing was filled between the two answers
+                break
+            cursor = behind
+        ours = set(self.decider.symbols)
+        foreign = sorted(account.positions.keys() - ours)
         if foreign and foreign != self._foreign:
             names = ", ".join(foreign[:10])
             log.warning("%s holds %s, which the bundle does not trade", self.broker.name, names)
         self._foreign = foreign
-        known = {s: held for s, held in account.positions.items() if s not in foreign}
-        short = [f"{symbol}: {held:g} shares" for symbol, held in known.items() if held < 0.0]
-        if account.cash < 0.0:
+        positions, locked = (
+            {symbol: count for symbol, count in held.items() if symbol in ours}
+            for held in (account.positions, account.locked)
+        )
+        account = Account(account.cash, positions, locked)
+        short = [f"{symbol}: {held:g} shares" for symbol, held in positions.items() if held < 0.0]
+        if account.cash < -_OVERDRAFT * max(self.state.risk.equity, 1.0):
             short.append(f"cash: {account.cash:.2f}")
         if short and self.state.mode != "halted":
             self.halt("account", f"{self.broker.name} holds less than nothing: {'; '.join(short)}")
-        locked = {s: held for s, held in account.locked.items() if s in known}
-        positions = {symbol: max(held, 0.0) for symbol, held in known.items()}
-        return Account(max(account.cash, 0.0), positions, locked)
+        return fills, cursor, account
 
     def _ask(self, call: Callable[..., T], *arguments: object) -> T:
         """What the venue answers, however long it takes; bars wait in the gate."""
         waited = 0.05
         while True:
             try:
-                return call(*arguments)
+                answer = call(*arguments)
             except BrokerError as error:
-                log.warning("%s: does not answer: %s", self.broker.name, error)
+                self._note_silence(error)
                 self._wait(waited)
                 waited = min(2.0 * waited, 5.0)
+            else:
+                self.trouble = ""
+                return answer
+
+    def _note_silence(self, error: BrokerError) -> None:
+        if str(error) != self.trouble:
+            log.warning("%s: does not answer: %s", self.broker.name, error)
+        self.trouble = str(error)
+        self.published = self.status()
 
     def _wait(self, seconds: float) -> None:
         if self._stop():
@@ -587,7 +614,7 @@ class LiveEngine(Closing):
             try:
                 self._take_answers(self.broker.orders(list(self.state.orders)).values())
             except BrokerError as error:
-                log.warning("%s: does not answer: %s", self.broker.name, error)
+                self._note_silence(error)
         self.journal.commit()
 
     def _drain_refusals(self) -> None:
@@ -661,8 +688,7 @@ class LiveEngine(Closing):
             return self.reconcile()
         if self._venue is not None:
             raise UsageError("a paper venue is the journal's own: there is nothing to settle.")
-        fills, cursor = self._ask(self.broker.fills, self.state.cursor)
-        account = self._ask_account()
+        fills, cursor, account = self._ask_account()
         orders: list[OrderRequest] = []
         if command.undo:
             close = dict(zip(self.decider.symbols, self._closes(), strict=True))
@@ -704,7 +730,8 @@ class LiveEngine(Closing):
                 account = account_of(body)
             elif kind == "decision":
                 assert bars is not None, "bars come before their decision"
-                decision = self.decider.push(bars, account)
+                assert account is not None, "an account comes before its decision"
+                decision = self.decider.push(bars, holdable(account))
                 if decision.to_dict() != body:
                     raise DamagedError(
                         self.journal.path,
@@ -730,6 +757,13 @@ _MOST_AHEAD = 5.0
 
 class Interrupted(EchelonError):
     """A stop was asked for while the engine waited for its venue."""
+
+
+def holdable(account: Account) -> Account:
+    """The account as a policy can hold it: a small overdraft or a short position is nothing."""
+    positions = {symbol: max(held, 0.0) for symbol, held in account.positions.items()}
+    locked = {symbol: min(n, positions.get(symbol, 0.0)) for symbol, n in account.locked.items()}
+    return Account(max(account.cash, 0.0), positions, locked)
 
 
 def add_fills(account: Account, fills: Sequence[VenueFill]) -> Account:
