@@ -23,6 +23,7 @@ from reliability._live import (
     World,
     load_world,
     make_seeds,
+    run_engine,
     start_engine,
 )
 from reliability._live_facts import (
@@ -111,7 +112,17 @@ class Session:
             world = self.worlds[name] = load_world(name, self.places / name, self.work)
             if not (world.seeds / VENUE).exists():
                 in_process(lambda world=world: make_seeds(world, world.seeds), self.log(name))  # type: ignore[misc]
+            self._warm_up(world)
             self.references[name] = self._make_reference(world)
+
+    def _warm_up(self, world: World) -> None:
+        """Trade once in this process, for all that is imported or compiled on the way."""
+        room = self.work / "references" / f"{world.name}-warm"
+        room.mkdir(parents=True)
+        world.seed(room, (ENGINE,))
+        shutil.copyfile(world.seeds / VENUE, room / f"{ENGINE}.venue")
+        if run_engine(world, room, EngineJob("paper")):
+            raise RuntimeError(f"{world.name} does not trade")
 
     def log(self, name: str) -> Path:
         """A file for what a helping process prints."""
