@@ -22,6 +22,7 @@ CHAOS_ARGS ?=
 # Benchmarks compare on one core, and say so; override to see what more of them bring.
 BENCH_THREADS ?= 1
 # Tests run in two processes of one thread each; TEST_WORKERS=0 runs them in one, for a debugger.
+# Those with services follow one by one, in at most 15 minutes, and have a summary of their own.
 TEST_WORKERS ?= 2
 threads = POLARS_MAX_THREADS=$(1) OMP_NUM_THREADS=$(1) OPENBLAS_NUM_THREADS=$(1) \
 	MKL_NUM_THREADS=$(1) NUMBA_NUM_THREADS=$(1)
@@ -41,7 +42,10 @@ demo: venv ## agents, a hierarchy, order execution: no network, no services
 
 test: venv ## all tests; as root, installs the services they need (PYTEST_ARGS=… selects)
 	@scripts/packages.sh
-	@$(call threads,1) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	@$(call threads,1) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile \
+		--services none $(PYTEST_ARGS) || { code=$$?; [ $$code -eq 5 ] || exit $$code; }
+	@$(call threads,1) $(BIN)/python -m pytest --services only --session-timeout 900 \
+		$(PYTEST_ARGS) || { code=$$?; [ $$code -eq 5 ] || exit $$code; }
 
 check: venv ## formatting, lint, types and layers
 	@$(BIN)/ruff format --check $(CODE)

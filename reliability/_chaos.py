@@ -35,7 +35,7 @@ from reliability._live_facts import (
     venue_facts,
 )
 from reliability._processes import Running, in_process
-from reliability.worlds import LIVE
+from reliability.worlds import SERVED
 
 RUN_SECONDS = 180.0
 
@@ -108,7 +108,7 @@ class Session:
 
     def load(self) -> None:
         """Load the worlds into this process, and run each undisturbed."""
-        for name in LIVE:
+        for name in SERVED:
             world = self.worlds[name] = load_world(name, self.places / name, self.work)
             if not (world.seeds / VENUE).exists():
                 in_process(lambda world=world: make_seeds(world, world.seeds), self.log(name))  # type: ignore[misc]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from reliability._chaos import Case, Outcome, Session, finish
 from reliability._live import ENGINE, VENUE, EngineJob, Venue, World, start_engine
-from reliability.worlds import LIVE
+from reliability.worlds import SERVED
 
 WAL = f"{ENGINE}-wal"
 _HEADER, _FRAME = 32, 24
@@ -161,7 +161,7 @@ def plan_truncations(session: Session, seed: int) -> Iterator[Case]:
     rng = random.Random(f"{seed}-truncations")
     number = 0
     while True:
-        world = LIVE[number % 2]
+        world = SERVED[number % 2]
         kind = ("whole", "begun anew")[number // 2 % 2]
         source_of(session, session.worlds[world], kind)
         yield Case(number, "truncations", world, rng.randrange(1 << 30), how=kind)

@@ -25,10 +25,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reliability._processes import Running, fork, tolerate_threads
-from reliability.worlds import LIVE_FROM
+
 
 TOKEN = "a-token-of-the-chaos-harness-0123456789"  # noqa: S105 (of processes that live a second)
-UNTIL = date.fromisoformat(LIVE_FROM) - timedelta(days=1)
+FIRST = date(2015, 11, 9)
+"""Day of the first bar to trade: fifteen are left."""
+UNTIL = FIRST - timedelta(days=1)
 SNAPSHOT_EVERY = 4
 REFUSED = 6
 """Exit code of an engine that ended by an error of ours."""
@@ -66,7 +68,7 @@ class World:
     @property
     def messages(self) -> Path:
         """Lines of the bars to trade."""
-        return self.place / MESSAGES
+        return self.seeds / MESSAGES
 
     @property
     def store(self) -> Path:
@@ -360,13 +362,14 @@ def free_port() -> int:
 
 
 def make_seeds(world: World, room: Path) -> None:
-    """Journals of an engine and a venue that have begun, and taken no bar."""
+    """Messages of the bars; journals of an engine and a venue that have begun, and taken none."""
     from echelon.config.live import LiveConfig
     from echelon.live.brokers.paper import PaperVenue
     from echelon.live.engine import LiveEngine
-    from echelon.live.feeds import open_feed
+    from echelon.live.feeds import open_feed, publish_bars
 
     bundle, store = world.bundle, world.store
+    publish_bars(bundle, store, f"file:{world.messages}", UNTIL)
     feed = open_feed(f"file:{world.messages}", bundle, store)
     venue = PaperVenue.open(bundle, room / VENUE, store, UNTIL)
     LiveEngine.open(

@@ -34,7 +34,7 @@ from reliability._chaos_wal import plan_truncations, run_truncation
 from reliability._lanes import Row, run_in_lanes
 from reliability._live import preload
 from reliability.kill import THREADS
-from reliability.worlds import LIVE, ensure
+from reliability.worlds import SERVED, ensure
 
 Plan = Callable[[Session, int], Iterator[Case]]
 Run = Callable[[Session, Case, Path, Outcome], None]
@@ -191,7 +191,7 @@ def main(argv: Sequence[str]) -> int:
     started = time.monotonic()
     work = (args.work or new_directory()).resolve()
     work.mkdir(parents=True, exist_ok=True)
-    places = ensure((args.worlds or work).resolve(), LIVE)
+    places = ensure((args.worlds or work).resolve(), SERVED)
     preload()
     session = Session(work, places)
     session.load()

@@ -696,7 +696,16 @@ def mutate_npy(rng: Rng, data: bytes) -> bytes:
         return rng.choice(
             (payload, b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + payload)
         )
-    array = np.array(np.load(io.BytesIO(data), allow_pickle=False))
+    out = io.BytesIO()
+    np.save(out, mutate_array(rng, np.load(io.BytesIO(data), allow_pickle=False)))
+    return out.getvalue()
+
+
+def mutate_array(rng: Rng, array: Any) -> Any:
+    """An array with other values, another shape or another type."""
+    import numpy as np
+
+    array = np.array(array)
     flat = array.reshape(-1)
     change = rng.randrange(5)
     if change == 0 and flat.size:
@@ -713,9 +722,7 @@ def mutate_npy(rng: Rng, data: bytes) -> bytes:
         )
     else:
         array = rng.choice((array.T, array[None], flat, np.zeros((0,)), np.asarray(3.0)))
-    out = io.BytesIO()
-    np.save(out, array, allow_pickle=False)
-    return out.getvalue()
+    return array
 
 
 def mutate_safetensors(rng: Rng, data: bytes) -> bytes:
@@ -726,6 +733,100 @@ def mutate_safetensors(rng: Rng, data: bytes) -> bytes:
     header = as_bytes(tree_text(mutate_tree(rng, json.loads(data[8 : 8 + length]))))
     size = rng.choice((len(header), length, 0, 2**40, 2**63))
     return size.to_bytes(8, "little") + header + data[8 + length :]
+
+
+def mutate_onnx(rng: Rng, data: bytes) -> bytes:
+    """A graph: bytes changed, or its nodes, weights, inputs and what it points to."""
+    import onnx
+
+    if rng.random() < 0.3:
+        return mutate_bytes(rng, data)
+    model = onnx.load_model_from_string(data)
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        rng.choice(_GRAPHS)(rng, model)
+    return bytes(model.SerializeToString())
+
+
+def _other_node(rng: Rng, model: Any) -> None:
+    node = rng.choice(model.graph.node)
+    node.op_type = rng.choice(
+        ("ConstantOfShape", "Loop", "Identity", "Nope", "Tile", "Reshape", "Expand", "NonZero")
+    )
+
+
+def _other_wires(rng: Rng, model: Any) -> None:
+    names = [name for node in model.graph.node for name in (*node.input, *node.output)]
+    node = rng.choice(model.graph.node)
+    kind = rng.randrange(4)
+    if kind == 0 and node.input:
+        node.input[rng.randrange(len(node.input))] = rng.choice((*names, "", "nowhere"))
+    elif kind == 1 and node.output:
+        node.output[0] = rng.choice(names)
+    elif kind == 2:
+        del node.input[:]
+    else:
+        model.graph.node.remove(node)
+
+
+def _other_attribute(rng: Rng, model: Any) -> None:
+    attributes = [a for node in model.graph.node for a in node.attribute]
+    if not attributes:
+        return
+    attribute = rng.choice(attributes)
+    attribute.i = rng.choice((-1, 0, 7, 2**31, 2**62, -(2**63)))
+    attribute.type = rng.choice((attribute.type, attribute.type, 0, 1, 2, 5, 7))
+    for k in range(len(attribute.ints)):
+        attribute.ints[k] = rng.choice((-1, 0, 1, 2, 10**9))
+    if rng.random() < 0.2:
+        inner = type(model.graph)()
+        inner.CopyFrom(model.graph)  # a message copied into its own part would never end
+        attribute.g.CopyFrom(inner)
+
+
+def _other_weights(rng: Rng, model: Any) -> None:
+    tensor = rng.choice(model.graph.initializer)
+    kind = rng.randrange(6)
+    if kind == 0:
+        entry = tensor.external_data.add()
+        entry.key, entry.value = "location", rng.choice(("/etc/passwd", "../x", "config.yaml"))
+        tensor.data_location = 1
+    elif kind == 1:
+        tensor.dims.append(rng.choice((0, 1, -1, 10**6, 2**62)))
+    elif kind == 2 and tensor.dims:
+        tensor.dims[0] = rng.choice((0, 1, -1, 10**12))
+    elif kind == 3:
+        tensor.data_type = rng.choice((0, 1, 7, 8, 11, 99))
+    elif kind == 4:
+        tensor.raw_data = mutate_bytes(rng, tensor.raw_data)
+    else:
+        tensor.raw_data = rng.choice((b"\x00\x00\xc0\x7f", b"\xff\xff\x7f\x7f")) * (
+            len(tensor.raw_data) // 4
+        )
+
+
+def _other_face(rng: Rng, model: Any) -> None:
+    """Inputs, outputs, versions and names of a graph."""
+    graph = model.graph
+    value = rng.choice((*graph.input, *graph.output))
+    shape = value.type.tensor_type.shape.dim
+    kind = rng.randrange(7)
+    if kind == 0:
+        value.name = word(rng).encode("utf-8", "replace").decode()
+    elif kind == 1 and shape:
+        shape[rng.randrange(len(shape))].dim_value = rng.choice((-1, 0, 1, 3, 2**40))
+    elif kind == 2:
+        value.type.tensor_type.elem_type = rng.choice((0, 1, 7, 8, 9, 11))
+    elif kind == 3:
+        model.ir_version = rng.choice((0, 1, 99, 2**62))
+    elif kind == 4:
+        model.opset_import[0].version = rng.choice((0, 1, 7, 99, 2**62))
+    elif kind == 5:
+        rng.choice(graph.node).domain = rng.choice(("com.microsoft", "evil", "ai.onnx.ml"))
+    else:
+        model.functions.add().name = "f"
+
+
+_GRAPHS = (_other_node, _other_wires, _other_attribute, _other_weights, _other_weights, _other_face)
 
 
 def mutate_parquet(rng: Rng, data: bytes) -> bytes:
@@ -769,6 +870,31 @@ def mutate_jsonl(rng: Rng, data: bytes) -> bytes:
     return b"\n".join(lines)
 
 
+def mutate_messages(rng: Rng, data: bytes) -> bytes:
+    """Lines of messages: some changed, lost, doubled or in another order; at times the bytes."""
+    if rng.random() < 0.1:
+        return mutate_bytes(rng, data)
+    lines = data.split(b"\n")
+    for _ in range(rng.choice((1, 1, 2, 3, 8))):
+        k, other = rng.randrange(len(lines)), rng.randrange(len(lines))
+        kind = rng.random()
+        if kind < 0.6:
+            lines[k] = mutate_json(rng, lines[k]).replace(b"\n", b" ")
+        elif kind < 0.7:
+            del lines[k]
+        elif kind < 0.8:
+            lines.insert(other, lines[k])
+        elif kind < 0.9:
+            lines[k], lines[other] = lines[other], lines[k]
+        else:
+            lines[k] = rng.choice(
+                (as_bytes(word(rng)), b"[" * 70_000, b'{"schema":' * 9_000, b"x" * (1 << 17))
+            )
+        if not lines:
+            break
+    return b"\n".join(lines)
+
+
 def mutate_file(rng: Rng, name: str, data: bytes) -> bytes:
     """A file by the ending of its name; by its bytes where the ending says nothing."""
     by_ending: dict[str, Callable[[Rng, bytes], bytes]] = {
@@ -777,6 +903,7 @@ def mutate_file(rng: Rng, name: str, data: bytes) -> bytes:
         "npy": mutate_npy,
         "safetensors": mutate_safetensors,
         "parquet": mutate_parquet,
+        "onnx": mutate_onnx,
         "yaml": lambda rng, data: mutate_yaml(rng, data.decode()),
     }
     mutate = by_ending.get(name.rpartition(".")[2], mutate_bytes)

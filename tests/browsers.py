@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
+from needed import need
 
 from scripts.services import BROWSER
 
@@ -16,9 +16,9 @@ def draw_page(page: Path, profile: Path) -> str:
 
     profile: a directory for what the browser keeps; skips the test where there is no browser
     """
+    need(BROWSER)
     browser = BROWSER.path()
-    if browser is None:
-        pytest.skip(BROWSER.missing() or "")
+    assert browser is not None
     done = subprocess.run(
         [
             *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),

@@ -3,8 +3,8 @@
 - Thread limits are set before anything heavy is imported.
 - Variables of the developer's shell that change what Echelon does are removed.
 - A connection to anything but this machine fails the test, whatever the code under test catches.
-- Services (Redis) are real processes on free loopback ports; where one is not installed, the
-  tests that need it are skipped and say why.
+- Services (Redis, Kafka) are real processes on free loopback ports; where one is not installed, the
+  tests that need it are skipped and say why. On CI (the variable CI is set) they fail instead.
 """
 
 from __future__ import annotations
@@ -18,8 +18,16 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from needed import need
 
-from scripts.services import REDIS, Running, running
+from scripts.services import (
+    MOTO,
+    REDIS,
+    TANSU,
+    Running,
+    running,
+    running_durable_kafka,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -45,6 +53,24 @@ for name in list(os.environ):
 settings.register_profile("desk", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, database=None, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "desk")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--services",
+        choices=("all", "none", "only"),
+        default="all",
+        help="whether to run the tests marked `services`, which want the machine for themselves",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = config.getoption("--services")
+    if wanted == "all":
+        return
+    kept = [i for i in items if (i.get_closest_marker("services") is None) == (wanted == "none")]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
 
 
 def _is_loopback(host: object) -> bool:
@@ -119,9 +145,7 @@ def shell(
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
     """URL of a Redis shared by the whole session; use keys of your own."""
-    reason = REDIS.missing()
-    if reason is not None:
-        pytest.skip(reason)
+    need(REDIS)
     with running(REDIS) as up:
         yield up.url
 
@@ -129,8 +153,22 @@ def redis_url() -> Iterator[str]:
 @pytest.fixture
 def redis_server() -> Iterator[Running]:
     """A Redis of one test's own, to fill, `stop()` or `kill()`."""
-    reason = REDIS.missing()
-    if reason is not None:
-        pytest.skip(reason)
+    need(REDIS)
     with running(REDIS) as up:
+        yield up
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Running]:
+    """A Kafka broker shared by the whole session; use topics of your own."""
+    need(TANSU)
+    with running(TANSU) as up:
+        yield up
+
+
+@pytest.fixture
+def durable_kafka() -> Iterator[Running]:
+    """A Kafka broker of one test's own that loses nothing, to `kill()` and `restart()`."""
+    need(TANSU, MOTO)
+    with running_durable_kafka() as up:
         yield up

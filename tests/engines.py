@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import date
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -78,9 +79,19 @@ def daily(
     return _export(run, path, request)
 
 
-def a_share(path: Path, freq: str, algo: str, request: ExportRequest | None = None) -> Served:
-    """A-shares with splits, suspensions, listings, delistings, limits, lots and T+1."""
-    import_a_shares(path / "store", freq, "raw")
+def a_share(
+    path: Path,
+    freq: str,
+    algo: str,
+    request: ExportRequest | None = None,
+    *overrides: str,
+    first: date | None = None,
+) -> Served:
+    """A-shares with splits, suspensions, listings, delistings, limits, lots and T+1.
+
+    first: day of the first bar; overrides: the splits that belong to it
+    """
+    import_a_shares(path / "store", freq, "raw", first)
     settings = (
         *("data.source=store", "data.dataset=m", "assets=[]", "data.delist_after=20"),
         *_rules(algo),
@@ -90,11 +101,28 @@ def a_share(path: Path, freq: str, algo: str, request: ExportRequest | None = No
         *(f"data.store={path}/store", f"data.cache.dir={path}/cache"),
         *(_DAYS if freq == "1d" else _MINUTES,),
         *tiny_settings(algo),
+        *overrides,
     )
     config = load_config(CONFIGS / "qtmrl.yaml", list(settings))
     content = prepare(config, path / "run").prepared.manifest["content_hash"]
     RunDirectory(path / "run").record(config, "prepare", prepared=content)
     return _export(train_prepared(path / "run"), path, request)
+
+
+def sample(path: Path, algo: str) -> Served:
+    """Daily closes of the bundled sample: a year of validation."""
+    settings = (
+        *("data.source=sample", "assets=[AAPL, JNJ, KO, MSFT, XOM, WMT]", "market.preset=paper"),
+        *("features.stationary.enabled=true", f"data.store={path}/store"),
+        f"data.cache.dir={path}/cache",
+        "split={train: [2015-01-02, 2016-12-30], valid: [2017-01-03, 2017-12-29], "
+        "test: [2018-01-02, 2018-06-29]}",
+        *(setting for setting in tiny_settings(algo) if not setting.startswith("assets")),
+    )
+    config = load_config(CONFIGS / "demo.yaml", list(settings))
+    content = prepare(config, path / "run").prepared.manifest["content_hash"]
+    RunDirectory(path / "run").record(config, "prepare", prepared=content)
+    return _export(train_prepared(path / "run"), path, None)
 
 
 def _rules(algo: str) -> tuple[str, ...]:

@@ -237,6 +237,26 @@ def test_names_that_lead_elsewhere_are_refused(
         load_bundle(copy)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800"])
+def test_manifest_that_no_json_can_hold_is_damaged(value: object, copy: Path) -> None:
+    tree = json.loads((copy / MANIFEST).read_text(encoding="utf-8")) | {"created": value}
+    tree.pop("sha256")
+    tree["sha256"] = bundles._digest(tree)
+    (copy / MANIFEST).write_text(json.dumps(tree, sort_keys=True) + "\n")
+    with pytest.raises(DamagedError, match=r"manifest\.json"):
+        load_bundle(copy)
+
+
+def test_graph_that_cannot_be_computed_is_damaged(copy: Path) -> None:
+    bundle = load_bundle(copy)
+    graph = bundle.graphs["encoder-0"]
+    x = np.zeros((1, bundle.config.window, 4, len(bundle.features["names"])), dtype=np.float32)
+    assert graph(x).ndim == 3
+    for wrong in (x.astype(np.float16), x[0], x[..., :1]):
+        with pytest.raises(DamagedError, match=r"encoder-0\.onnx.*cannot be computed"):
+            graph(wrong)
+
+
 def test_decisions_that_come_out_otherwise_here_refuse_the_bundle(copy: Path) -> None:
     arrays = load_file(copy / REFERENCE)
     moved = arrays["actor-0.decision"].copy()

@@ -181,6 +181,52 @@ def test_poisoned_redis_costs_a_warning_and_a_computation(
     assert report.prepared.manifest == good.manifest
 
 
+class Metered:
+    """A client that counts the bytes it is sent, and gives nothing of unknown size."""
+
+    def __init__(self, client: Any) -> None:
+        self.client, self.received = client, 0
+
+    def getrange(self, key: str, start: int, end: int) -> bytes:
+        data: bytes = self.client.getrange(key, start, end)
+        self.received += len(data)
+        return data
+
+
+def test_no_more_is_fetched_than_an_entry_may_have(
+    tmp_path: Path, bars_file: Path, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepare(_config(tmp_path, bars_file, "sender"), tmp_path / "sent")
+    entry, into = Entry(client), tmp_path / "into"
+    into.mkdir()
+    limit = 64 * 1024 + 1  # of a description
+    size = sum(file["size"] for file in entry.tree["files"].values())
+    assert size > 10_000
+    huge = b"x" * (20 << 20)
+    for max_bytes, poison, said, most in (
+        (1_000, lambda tree: None, "expected up to 1000", limit),
+        (10**9, lambda tree: tree.update(piece=1), "pieces", limit),
+        (10**9, lambda tree: client.set(entry.name, huge), "a description of more than", limit),
+        (
+            *(10**9, lambda tree: client.set(f"{entry.name}:X.npy:0", huge)),
+            *("X.npy is missing or of another size", limit + size + 1),
+        ),
+    ):
+        tree = entry.restore()
+        tree["files"]["X.npy"]["size"] = max(tree["files"]["X.npy"]["size"], 1)
+        if said == "pieces":
+            tree["files"]["X.npy"]["size"] = 200_000
+        poison(tree)
+        if client.strlen(entry.name) < limit:
+            entry.describe(tree)
+        caplog.clear()
+        metered = Metered(client)
+        assert not RedisCache(metered, max_bytes=max_bytes).get(entry.key, into)  # type: ignore[arg-type]
+        assert said in caplog.text
+        assert metered.received <= most
+        assert list(into.iterdir()) == []
+
+
 def prepare_fetch(caches: Any, key: str, into: Path) -> int | None:
     """As `prepare` looks for a set."""
     import importlib

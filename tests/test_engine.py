@@ -21,6 +21,7 @@ from echelon.serving.decision import WHY, Decision
 from echelon.serving.engine import Account, DecisionEngine
 from echelon.serving.export import ExportRequest
 from echelon.serving.replay import replay
+from echelon.serving.state_file import read_state, write_state
 
 RULES = ("equal_weight", "buy_and_hold", "min_variance", "momentum", "random", "cash")
 Get = Callable[..., Served]
@@ -358,6 +359,62 @@ def test_saved_state_of_another_bundle_or_damaged_is_refused(served: Get, tmp_pa
             DecisionEngine.restore(known.bundle, path)
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DamagedError, match="state"):
+        DecisionEngine.restore(known.bundle, path)
+
+
+def _another_type(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float16)
+
+
+def _no_number(array: np.ndarray) -> np.ndarray:
+    return np.full_like(array, np.nan)
+
+
+@pytest.mark.parametrize("algo", ["A2C", "HIERARCHY"])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("pending", lambda array: array[:, :-1]),
+        ("pending", _another_type),
+        ("pending", lambda array: np.full_like(array, 7 if array.dtype == np.int8 else np.inf)),
+        ("books.row", lambda array: array[:0]),
+        ("books.row", lambda array: array - 1),
+        ("books.cash", _no_number),
+        ("books.shares", _no_number),
+        ("world.first", lambda array: array + 1),
+        ("world.first", lambda array: array + 2**60),
+        ("world.rows", lambda array: array[-2:]),
+        ("panel", None),
+        ("features", None),
+        ("world", None),
+        ("decision", None),
+        ("digest", None),
+        ("policy.run.obs", _another_type),
+        ("policy.run.obs_allowed", _another_type),
+        ("policy.run.in_charge", lambda array: array + 100),
+    ],
+)
+def test_state_that_somebody_else_wrote_is_refused(
+    served: Get,
+    tmp_path: Path,
+    algo: str,
+    name: str,
+    change: Callable[[np.ndarray], np.ndarray] | None,
+) -> None:
+    """The hash fits: a bundle of the same name says nothing of who wrote the state."""
+    known, path = served("daily", algo), tmp_path / "state"
+    engine = known.engine(3, path)
+    engine.push(next(known.bar_sets(engine)))
+    arrays, facts = read_state(path, "")
+    names = [key for key in arrays if key == name or key.startswith(f"{name}.")]
+    if change is None:
+        facts[name] = ["text"]
+    elif names:
+        arrays |= {key: change(arrays[key]) for key in names}
+    else:
+        pytest.skip("of hierarchies")
+    write_state(path, arrays, facts)
+    with pytest.raises(DamagedError, match=rf"{path}.*Move it away"):
         DecisionEngine.restore(known.bundle, path)
 
 

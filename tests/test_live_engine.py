@@ -1,9 +1,14 @@
-"""The live engine: bit for bit the backtest, an order exactly once, and going on wherever it died."""
+"""The live engine: bit for bit the backtest, an order once, and going on wherever it died."""
 
 from __future__ import annotations
 
+import random
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +16,14 @@ import numpy as np
 import pytest
 from engines import Served, a_share, daily
 
-from echelon.config.live import LiveConfig
+from echelon.config.live import LimitsConfig, LiveConfig
+from echelon.errors import EchelonError, StoreError, UsageError
 from echelon.live.brokers import open_broker
-from echelon.live.engine import LiveEngine
-from echelon.live.feeds import open_feed, publish_bars
+from echelon.live.control import ControlServer, ask_engine, control_file, write_mode
+from echelon.live.engine import Clock, Command, LiveEngine
+from echelon.live.feeds import Feed, open_feed
 from echelon.live.journal import Journal
+from echelon.live.limits import STOPPED
 from echelon.live.replay import replay_journal
 
 Get = Callable[..., Served]
@@ -78,3 +86,286 @@ def test_a_journal_equals_the_backtest_bit_for_bit(
     assert done.orders > 0
     assert done.backtest is not None
     assert np.abs(done.backtest.fills.shares).sum() > 0.0
+
+
+@pytest.fixture
+def run_whole(served: Get, tmp_path: Path) -> tuple[Served, date, list[dict[str, Any]]]:
+    """(a flat agent's bundle, day before its bars, what its journal holds after 12 bars)."""
+    known = served()
+    until = _until(known, 12)
+    with _engine(known, tmp_path / "whole.db", until) as engine:
+        engine.run(bars=12)
+    return known, until, _content(tmp_path / "whole.db")
+
+
+def _content(path: Path) -> list[dict[str, Any]]:
+    """Decisions, orders and fills of a journal, without what a restart may do twice."""
+    kinds = ("bars", "decision", "order", "fills", "account")
+    with Journal.read(path) as journal:
+        journal.verify()
+        entries = [(entry.kind, dict(entry.body)) for entry in journal.entries(kinds=kinds)]
+    for _, body in entries:
+        body.pop("received", None)
+    return [{"kind": kind, **body} for kind, body in entries]
+
+
+def test_stopped_and_started_again_at_every_bar_it_is_the_same_run(
+    run_whole: tuple[Served, date, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    known, until, whole = run_whole
+    for k in range(12):
+        feed = "store" if k % 2 else f"store:{known.store}"
+        with _engine(known, tmp_path / "again.db", until, feed) as engine:
+            assert engine.state.bars == k
+            engine.run(bars=1)
+    assert _content(tmp_path / "again.db") == whole
+
+
+class _DeathError(Exception):
+    """Where the test lets the engine die."""
+
+
+def test_an_engine_that_dies_between_any_two_writes_goes_on_as_if_nothing_had_been(
+    run_whole: tuple[Served, date, list[dict[str, Any]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known, until, whole = run_whole
+    rng, path = random.Random(3), tmp_path / "again.db"
+    points = {
+        Journal: ("append", "commit", "snapshot"),
+        LiveEngine: ("_send", "_resolve", "_take_answers", "_write_orders"),
+    }
+    fuse = [0]
+
+    def dying(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            fuse[0] -= 1
+            if fuse[0] == 0:
+                raise _DeathError
+            result = method(*arguments, **named)
+            if fuse[0] == 1:
+                fuse[0] = 0
+                raise _DeathError
+            return result
+
+        return call
+
+    with monkeypatch.context() as patched:
+        for owner, names in points.items():
+            for name in names:
+                patched.setattr(owner, name, dying(getattr(owner, name)))
+        deaths = done = 0
+        while done < 12:
+            fuse[0] = rng.randint(1, 40)
+            try:
+                with _engine(known, path, until) as engine:
+                    engine.run(bars=12 - engine.state.bars)
+                    done = engine.state.bars
+            except _DeathError:
+                deaths += 1
+    assert deaths > 10
+    assert _content(path) == whole
+
+
+def test_what_an_operator_says_is_an_entry_and_holds(served: Get, tmp_path: Path) -> None:
+    known = served()
+    until, path = _until(known, 12), tmp_path / "j.db"
+    with _engine(known, path, until) as engine:
+        engine.run(bars=3)
+        engine.obey(Command("halt", "ann"))
+        engine.run(bars=2)
+        assert engine.state.mode == "halted"
+    with _engine(known, path, until) as engine:  # also behind a restart
+        assert engine.state.mode == "halted"
+        assert engine.state.why == "command of ann"
+        engine.run(bars=1)
+        engine.obey(Command("reduce-only", "ann"))
+        engine.run(bars=2)
+        engine.obey(Command("resume", "ann"))
+        engine.run(bars=2)
+        with pytest.raises(UsageError, match="'dance' is no command"):
+            engine.obey(Command("dance"))
+    with Journal.read(path) as journal:
+        stopped = [(e.body["code"], e.body["side"]) for e in journal.entries(kinds=("stopped",))]
+        commands = [e.body["name"] for e in journal.entries(kinds=("command",))]
+        orders = [e.body["bar"] for e in journal.entries(kinds=("order",))]
+        times = [e.body["time"] for e in journal.entries(kinds=("bars",))]
+        done = replay_journal(known.bundle, journal)
+    assert commands == ["halt", "reduce-only", "resume"]
+    assert {code for code, _ in stopped} <= {"halted", "reduce_only"}
+    assert "halted" in {code for code, _ in stopped}
+    assert ("reduce_only", "sell") not in stopped
+    assert not {bar[:10] for bar in orders} & {time[:10] for time in times[3:6]}
+    # what was decided follows from what was seen all the same
+    assert done.differences == ()
+    assert done.touched is not None
+    assert 0 < done.compared < 10
+
+
+def test_flatten_sells_all_and_halts(served: Get, tmp_path: Path) -> None:
+    known = served()
+    with _engine(known, tmp_path / "j.db", _until(known, 12)) as engine:
+        engine.run(bars=6)
+        assert engine.state.account["positions"]
+        engine.obey(Command("flatten", "ann"))
+        assert engine.state.mode == "halted"
+        engine.run(bars=3)
+        assert engine.state.account["positions"] == {}
+        assert engine.state.orders == {}
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        ({"max_order_value": 1.0}, "max_order_value"),
+        ({"max_position": 1e-6}, "max_position"),
+        ({"max_turnover": 1e-9}, "max_turnover"),
+        ({"min_cash": 1.0}, "min_cash"),
+        ({"max_orders_per_minute": 1}, "max_orders_per_minute"),
+    ],
+)
+def test_limits_stop_orders_with_their_code(
+    served: Get, tmp_path: Path, limits: dict[str, Any], code: str
+) -> None:
+    known = served()
+    config = LiveConfig(sync=False, limits=LimitsConfig(**limits))
+    path = tmp_path / "j.db"
+    with _engine(known, path, _until(known, 12), config=config) as engine:
+        engine.run(bars=4)
+    with Journal.read(path) as journal:
+        assert {e.body["code"] for e in journal.entries(kinds=("stopped",))} == {code}
+    assert code in STOPPED
+
+
+@pytest.mark.parametrize("limit", ["max_daily_loss", "max_drawdown"])
+def test_losses_halt_the_engine(served: Get, tmp_path: Path, limit: str) -> None:
+    known = served()
+    config = LiveConfig(sync=False, limits=LimitsConfig(**{limit: 1e-9}))
+    with _engine(known, tmp_path / "j.db", _until(known, 24), config=config) as engine:
+        engine.run(bars=24)
+        assert engine.state.mode == "halted"
+        assert f"limits.{limit}" in engine.state.why
+
+
+def test_the_kill_file_stops_every_order_while_it_is_there(served: Get, tmp_path: Path) -> None:
+    known, kill = served(), tmp_path / "STOP"
+    config = LiveConfig(sync=False, limits=LimitsConfig(kill_file=kill))
+    with _engine(known, tmp_path / "j.db", _until(known, 12), config=config) as engine:
+        kill.touch()
+        engine.run(bars=3)
+        assert "order" not in engine.state.counts
+        assert engine.state.counts["stopped"] > 0
+        kill.unlink()
+        engine.run(bars=3)
+        assert engine.state.counts["order"] > 0
+
+
+def test_a_journal_of_another_bundle_and_a_bundle_that_fills_at_the_close_are_refused(
+    served: Get, tmp_path: Path, bars_file: Path
+) -> None:
+    known, path = served(), tmp_path / "j.db"
+    until = _until(known, 12)
+    with _engine(known, path, until) as engine:
+        engine.run(bars=2)
+    other = served("daily", "SAC")
+    with pytest.raises(StoreError, match="another bundle"):
+        _engine(other, path, until)
+    same_close = daily(tmp_path / "close", bars_file, "A2C", None, "market.fill=close")
+    with pytest.raises(UsageError, match=r"market\.fill"):
+        _engine(same_close, tmp_path / "k.db", _until(same_close, 12))
+
+
+def test_a_second_engine_on_one_journal_is_refused(served: Get, tmp_path: Path) -> None:
+    known, path = served(), tmp_path / "j.db"
+    until = _until(known, 12)
+    with _engine(known, path, until), pytest.raises(StoreError, match=r"j\.db"):
+        _engine(known, path, until)
+
+
+class _LiveFeed:
+    """A feed that says it is live; bars of a store behind it."""
+
+    live = True
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._feed, name)
+
+
+def test_old_bars_of_a_live_feed_are_decided_on_and_not_traded(served: Get, tmp_path: Path) -> None:
+    known = served()
+    with _engine(known, tmp_path / "j.db", _until(known, 12)) as engine:
+        engine.feed = _LiveFeed(engine.feed)
+        engine.run(bars=3)
+        assert engine.state.mode == "running"
+        assert engine.state.counts["decision"] == 3
+        assert "order" not in engine.state.counts
+    with Journal.read(tmp_path / "j.db") as journal:
+        assert {e.body["code"] for e in journal.entries(kinds=("stopped",))} <= {
+            "old_data",
+            "closed",
+        }
+
+
+def test_a_clock_before_the_bars_halts(served: Get, tmp_path: Path) -> None:
+    known = served()
+    with _engine(known, tmp_path / "j.db", _until(known, 12)) as engine:
+        engine.feed = _LiveFeed(engine.feed)
+        engine.clock = Clock(wall=lambda: datetime(2001, 1, 1, tzinfo=UTC))
+        engine.run(bars=1)
+        assert engine.state.mode == "halted"
+        assert engine.state.why.startswith("clock:")
+        assert "order" not in engine.state.counts
+
+
+def test_commands_reach_a_running_engine_by_loopback_and_token_only(
+    served: Get, tmp_path: Path
+) -> None:
+    known, path, token = served(), tmp_path / "j.db", "t" * 20
+    with _engine(known, path, _until(known, 12)) as engine, ControlServer(engine, token):
+        engine.run(bars=2)
+        with pytest.raises(EchelonError, match="token"):
+            ask_engine(path, "x" * 20)
+        status = ask_engine(path, token)
+        assert status is not None
+        assert status["bars"] == 2
+        answers: list[dict[str, Any] | None] = []
+        asking = threading.Thread(
+            target=lambda: answers.append(ask_engine(path, token, Command("halt", "ann")))
+        )
+        asking.start()
+        while not answers:
+            engine._obey()
+            time.sleep(0.01)
+        asking.join()
+        assert answers[0] is not None
+        assert answers[0]["mode"] == "halted"
+    assert not control_file(path).exists()
+    assert ask_engine(path, token) is None
+    write_mode(path, Command("resume", "ann"))
+    with _engine(known, path, _until(known, 12)) as engine:
+        assert engine.state.mode == "running"
+
+
+def test_the_engine_imports_no_torch(served: Get, tmp_path: Path) -> None:
+    known = served("daily", "HIERARCHY")
+    script = (
+        "import sys\n"
+        "from echelon.cli.app import main\n"
+        "try:\n    main()\n"
+        "finally:\n    assert 'torch' not in sys.modules, 'torch was imported'\n"
+    )
+    arguments = [
+        *("live", "run", "--bundle", str(known.bundle.path), "--store", str(known.store)),
+        *("--journal", str(tmp_path / "j.db"), "--from", str(_until(known, 12))),
+        *("--bars", "3", "--no-control"),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    with Journal.read(tmp_path / "j.db") as journal:
+        assert sum(1 for _ in journal.entries(kinds=("decision",))) == 3

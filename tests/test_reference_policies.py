@@ -224,7 +224,7 @@ def test_table_shows_who_is_above_the_same_experts(run: Path) -> None:
     lines = printed.get().splitlines()
     start = next(k for k, line in enumerate(lines) if "over the same experts" in line)
     titles = titles_of(lines[start:])
-    for title in ("agent", "hedge", "best expert*", "experts, mean"):
+    for title in ("agent", "Fixed-Share", "best expert*", "experts, mean"):
         assert title in titles, printed.get()
     assert titles.count("± std") == 4
     assert max(map(len, lines)) <= 80
@@ -330,5 +330,10 @@ def test_command_prints_them_stitched(walk: Path, capsys: pytest.CaptureFixture[
     with out.capture() as printed:
         print_walk(WalkForwardResult(opened.folds, found, {}, stitched, sure))
     titles = titles_of(printed.get().splitlines())
-    assert titles[titles.index("hedge") :][:4] == ["hedge", "± std", "experts, mean", "± std"]
-    assert "the hedge over the same experts" in capsys.readouterr().out
+    assert titles[titles.index("Fixed-Share") :][:4] == [
+        "Fixed-Share",
+        "± std",
+        "experts, mean",
+        "± std",
+    ]
+    assert "Fixed-Share over the same experts" in capsys.readouterr().out

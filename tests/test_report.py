@@ -512,9 +512,9 @@ def test_run_changed_after_its_evaluation_is_told(run: Path, tmp_path: Path, pag
 
 def test_both_catalogues_have_the_same_keys_and_fields() -> None:
     english, chinese = catalogue("en"), catalogue("zh")
-    measures = {f"measure_{name}" for name in LABELS}
+    measures = {f"{kind}_{name}" for kind in ("measure", "meaning") for name in LABELS}
     assert chinese.keys() - english.keys() == measures, "in English they are in LABELS"
-    assert {f"meaning_{name}" for name in LABELS} <= english.keys()
+    assert all(label.meaning.endswith(".") for label in LABELS.values())
     assert not english.keys() - chinese.keys()
     for key, text in english.items():
         fields = [set(re.findall(r"{(\w+)}", found)) for found in (text, chinese[key])]
@@ -576,15 +576,15 @@ def test_a_page_in_one_language_leaves_the_other_alone(run: Path, tmp_path: Path
     assert (copy / "report" / "report.zh.html").read_bytes() == after["report.zh.html"]
 
 
-def test_a_measure_without_a_translation_is_shown_by_its_own_name(
+def test_a_measure_without_a_translation_is_shown_as_in_english(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known = {key: text for key, text in catalogue("zh").items() if not key.endswith("_calmar")}
     monkeypatch.setattr("echelon.report.texts.catalogue", lambda lang: known)
     words = Words("zh")
     assert words.measure("calmar") == LABELS["calmar"].text
-    assert words.meaning("calmar") == LABELS["calmar"].text
-    assert words.measure("of_my_own") == "of my own"
+    assert words.meaning("calmar") == LABELS["calmar"].meaning
+    assert words.measure("of_my_own") == words.meaning("of_my_own") == "of my own"
     assert words.measure("sharpe_annual") == known["measure_sharpe_annual"]
 
 

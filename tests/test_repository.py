@@ -334,6 +334,9 @@ JSON_BY_HAND = {
     "config/load.py": "the text a configuration's hash is of",
     "cli/data.py": "a value as YAML of an override takes it",
     "report/pages.py": "data inside a page, in one line",
+    "live/brokers/sheet.py": "files that the user writes, judged line by line",
+    "live/http.py": "bodies of requests and answers, bounded before",
+    "live/feeds/messages.py": "a parser of its own: every number a float, and quickly",
 }
 """Modules that may use `json` or read tables themselves, and why."""
 

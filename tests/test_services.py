@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from needed import need
 
 from scripts import services
 from scripts.services import BROWSER, REDIS, Running, Service, ServiceError, free_port, running
@@ -62,8 +63,7 @@ def test_killed_redis_is_gone_at_once(redis_server: Running) -> None:
 
 
 def test_running_leaves_no_directory_and_no_process_behind() -> None:
-    if REDIS.missing():
-        pytest.skip(REDIS.missing() or "")
+    need(REDIS)
     with running(REDIS) as up:
         directory = up.log.parent
         assert directory.is_dir()
@@ -151,8 +151,7 @@ def test_stubborn_service_is_killed_with_its_children(monkeypatch: pytest.Monkey
 
 
 def test_script_prints_the_url_and_takes_its_service_along() -> None:
-    if REDIS.missing():
-        pytest.skip(REDIS.missing() or "")
+    need(REDIS)
     script = subprocess.Popen(
         [sys.executable, "scripts/services.py", "redis"], cwd=ROOT, stdout=subprocess.PIPE
     )

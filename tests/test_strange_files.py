@@ -89,6 +89,15 @@ def test_value_that_cannot_be_meant_is_refused_by_row_and_field(
     assert "--quarantine" in str(first)
 
 
+@pytest.mark.parametrize("price", ["1e300", "1e13", "1e-300"])
+def test_row_whose_prices_agree_and_cannot_be_meant_is_refused(tmp_path: Path, price: str) -> None:
+    prices = ("open", "high", "low", "close")
+    with pytest.raises(InvalidDataError) as caught:
+        imported(tmp_path, bars(**dict.fromkeys(prices, price)))
+    assert {problem.field for problem in caught.value.problems} == set(prices)
+    assert all("cannot be meant" in str(problem) for problem in caught.value.problems)
+
+
 def test_value_that_cannot_be_meant_is_set_aside_and_the_rest_stored(tmp_path: Path) -> None:
     report = imported(tmp_path, bars(volume="1e300"), quarantine=True)
     assert (report.manifest.rows, report.manifest.quarantined) == (4, 1)
@@ -226,6 +235,23 @@ def test_quarantine_and_blotter_hold_no_formula(tmp_path: Path) -> None:
         assert ".write_csv(" not in source
 
 
+def test_blotter_on_disk_holds_no_formula(tmp_path: Path) -> None:
+    from echelon.backtest.files import Book, Tables, save_tables
+
+    days = pl.Series("time", [datetime(2020, 1, 2)])
+    symbol = "=HYPERLINK(1)"
+    plain = pl.DataFrame({"time": days, symbol: [0.5]})
+    blotter = pl.DataFrame({"time": days, "symbol": [symbol], "shares": [-1.0]})
+    save_tables(tmp_path, {Book("agent", 1): Tables(plain, plain, plain, blotter)}, csv=True)
+    for name in ("blotter.csv", "equity.csv"):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert f"'{symbol}" in text
+        assert f",{symbol}" not in text
+    assert ",-1.0" in (tmp_path / "blotter.csv").read_text(encoding="utf-8")
+    kept = pl.read_parquet(tmp_path / "blotter.parquet")["symbol"].to_list()
+    assert kept == [symbol]  # what we read again is what was traded
+
+
 # Types of columns
 
 
@@ -325,7 +351,7 @@ def test_odd_types_beside_the_bars_are_clear_errors(tmp_path: Path, kind: str) -
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (bars().encode("utf-16")[:-1], "cut short"),
+        (bars().encode("utf-16")[:-1], "marked as UTF-16 but is cut short"),
         (bars().encode("utf-16-le"), "NUL"),
         (bars().encode("utf-32"), "UTF-32"),
         (b"\x00" * 100, "NUL"),

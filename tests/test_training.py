@@ -265,6 +265,26 @@ def test_logged_losses_are_means_over_the_updates_of_the_interval(tmp_path: Path
         assert log[name].to_list() == pytest.approx(wanted, rel=1e-12), name
 
 
+def test_rounds_without_a_loss_do_not_count_in_its_mean(tmp_path: Path) -> None:
+    """Before learning starts there is no loss, which is not a loss of 0."""
+    agent = training(tmp_path)
+    learn, seen = agent.learner.train_once, []
+
+    def learn_late() -> dict[str, float]:
+        seen.append(dict(learn()))
+        told = dict(seen[-1])
+        if len(seen) <= 3:  # the first interval, and half of the second
+            del told["losses/value"]
+        return told
+
+    agent.learner.train_once = learn_late  # type: ignore[method-assign]
+    agent.run()
+    log = read_metrics(tmp_path).filter(pl.col("charts/reward").is_not_null())
+    late = [round_["losses/value"] for round_ in seen]
+    mean = (late[4] + late[5]) / 2
+    assert log["losses/value"].to_list() == [None, late[3], pytest.approx(mean, rel=1e-12)]
+
+
 def test_progress_tells_steps_rewards_before_scaling_and_scores(tmp_path: Path) -> None:
     told: list[Progress] = []
     training(tmp_path).run(on_progress=told.append)

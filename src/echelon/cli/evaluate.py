@@ -289,7 +289,11 @@ def add_mean_rows(
         add_row(table, std_title, *(column.format(value.std) for column, value in cells))
 
 
-ROWS: Mapping[str, str] = {"hedge": "hedge", "best": "best expert*", "experts": "experts, mean"}
+ROWS: Mapping[str, str] = {
+    "hedge": "Fixed-Share",
+    "best": "best expert*",
+    "experts": "experts, mean",
+}
 """What the rows of `evaluation.trust.by_row` are called in a table."""
 
 
@@ -297,7 +301,7 @@ def reference_lines(differences: Mapping[str, Any], annual: float) -> Iterator[s
     """The agent's Sharpe ratio vs those of its reference policies, as trust.json has them."""
     from echelon.report.run.trust import span_of
 
-    titles = {"hedge": "the hedge over the same experts", "experts": "the experts alone, mean"}
+    titles = {"hedge": "Fixed-Share over the same experts", "experts": "the experts alone, mean"}
     for name, title in titles.items():
         span = span_of(differences[name], annual) if name in differences else None
         if span is not None and not math.isnan(span.low):

@@ -48,7 +48,7 @@ def train(
     overwrite: options.Overwrite = False,
     log_level: options.Level = "INFO",
 ) -> None:
-    """Train execution policies, one per seed, and keep each one's best on the validation window.
+    """Train one or more seeds of a policy, and keep the best of each on the validation window.
 
     Ctrl-C writes a checkpoint and stops; `--resume` goes on as if nothing had happened.
     """

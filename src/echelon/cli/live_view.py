@@ -6,7 +6,6 @@ of its journal, which may be looked at while the engine writes it.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from echelon.errors import EchelonError, printable
+from echelon.files import json_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -96,7 +96,7 @@ def _event(kind: str, body: Mapping[str, Any]) -> str:
         return f"halt: {body['reason']}: {body['detail']}"
     if kind == "command":
         return f"command: {body['name']} by {body['by'] or 'operator'}"
-    return f"{kind}: {'; '.join(body.get('differences', ())) or json.dumps(body)}"
+    return f"{kind}: {'; '.join(body.get('differences', ())) or json_line(body, allow_nan=True)}"
 
 
 def status_view(status: Mapping[str, Any], recent: Recent | None = None) -> RenderableType:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @options.with_run_options
 def train(given: options.RunOptions) -> None:
-    """Train agents, one per seed, and choose each one's best checkpoint on the validation window.
+    """Train one or more seeds, and choose the best checkpoint of each on the validation window.
 
     Features are prepared first where they are not there yet. Ctrl-C writes a checkpoint and stops;
     `--resume` goes on as if nothing had happened.

@@ -21,6 +21,7 @@ SecretName: TypeAlias = Literal[
     "apca_api_key_id",
     "apca_api_secret_key",
     "echelon_sheet_webhook",
+    "echelon_kafka",
 ]
 
 
@@ -49,6 +50,9 @@ class Secrets(BaseSettings):
     """the secret key that belongs to APCA_API_KEY_ID (shown once, when the keys are made)"""
     echelon_sheet_webhook: SecretStr | None = None
     """the URL that order sheets are posted to, https except on this machine"""
+    echelon_kafka: SecretStr | None = None
+    """security settings of Kafka's client, a JSON object by librdkafka's names, such as
+    {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": …}"""
 
     def require(self, name: SecretName) -> SecretStr:
         """Return the secret, or say which environment variable to set and how."""

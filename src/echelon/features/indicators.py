@@ -6,7 +6,7 @@ Heikin-Ashi, the SuperTrend line) are in that unit, while RSI, bandwidth, percen
 are free of any unit. The stationary set is ratios and ranks: multiplying a symbol's prices, or its
 traded value, by a constant changes nothing.
 
-**Seeds.** SMA, Bollinger, Ichimoku and the stationary set depend on their window alone. EMA, RSI,
+**Starts.** SMA, Bollinger, Ichimoku and the stationary set depend on their window alone. EMA, RSI,
 MACD, ATR, Heikin-Ashi and SuperTrend are recursive: a value depends on *every bar since listing*,
 with weights that decay geometrically, and the recursion starts as each function below says. A live
 run therefore continues from the full stored history and never from the last window.
@@ -92,7 +92,7 @@ def sma(period: int) -> Feature:
 def ema(period: int) -> Feature:
     """Exponential moving average of the close, weight 2 / (period + 1): `ema_{period}`.
 
-    Seed: the simple mean of the first `period` closes since listing, at bar `period`.
+    Start: the simple mean of the first `period` closes since listing, at bar `period`.
     """
     kernel = Kernel(_kernels.exponential_average, 2, ("close",), (period,))
     return _feature((f"ema_{period}",), period, ("close",), kernel)
@@ -101,7 +101,7 @@ def ema(period: int) -> Feature:
 def rsi(period: int) -> Feature:
     """Relative strength index in [0, 100] (Wilder 1978): `rsi_{period}`.
 
-    Seed: the simple means of the first `period` gains and losses since listing, then Wilder's
+    Start: the simple means of the first `period` gains and losses since listing, then Wilder's
     smoothing with weight 1 / period. A symbol that has never moved since listing has neither
     gains nor losses: it gets 50, the middle (TA-Lib says 0, pandas-ta NaN).
     """
@@ -115,7 +115,7 @@ def macd(fast: int, slow: int, signal: int) -> Feature:
     `macd_{f}_{s}_{g}` = EMA(fast) − EMA(slow), `macd_signal_…` = EMA(signal) of the line,
     `macd_hist_…` = line − signal.
 
-    Seed: TA-Lib's. Both averages start at bar `slow`, each from the simple mean of its own last
+    Start: TA-Lib's. Both averages start at bar `slow`, each from the simple mean of its own last
     bars there; the signal starts from the mean of the line's first `signal` values. Packages
     that start the fast average at bar `fast` (pandas-ta) differ at first; the difference decays
     by (fast − 1) / (fast + 1) a bar.
@@ -129,7 +129,7 @@ def macd(fast: int, slow: int, signal: int) -> Feature:
 def atr(period: int) -> Feature:
     """Average true range (Wilder 1978): `atr_{period}`.
 
-    Seed: the simple mean of the true ranges of bars 2 to `period` + 1 since listing (the first
+    Start: the simple mean of the true ranges of bars 2 to `period` + 1 since listing (the first
     bar has no previous close), then Wilder's smoothing with weight 1 / period.
     """
     needs: tuple[Field, ...] = ("high", "low", "close")
@@ -175,7 +175,7 @@ def heikin_ashi() -> Feature:
     """Heikin-Ashi candle: `ha_open`, `ha_high`, `ha_low`, `ha_close`.
 
     close = (o + h + l + c) / 4; open = the middle of the previous candle's body; high and low
-    take in the body. Seed: at the first bar since listing open = (o + c) / 2, whose weight
+    take in the body. Start: at the first bar since listing open = (o + c) / 2, whose weight
     halves with every bar.
     """
     names = ("ha_open", "ha_high", "ha_low", "ha_close")
@@ -188,7 +188,7 @@ def supertrend(period: int, multiplier: float) -> Feature:
 
     The bands are (high + low) / 2 ± multiplier · ATR(period). A close beyond the previous bar's
     band turns the trend; while it lasts, the band on its side only tightens. The line is the
-    lower band in an uptrend, the upper in a downtrend. Seed: the ATR's (see `atr`), the trend
+    lower band in an uptrend, the upper in a downtrend. Start: the ATR's (see `atr`), the trend
     taken to be up at its first value, as in pandas-ta.
     """
     tail = f"{period}_{multiplier:.12g}"

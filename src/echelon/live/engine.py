@@ -43,7 +43,7 @@ from echelon.config.live import LiveConfig
 from echelon.data.calendars import FROM_DATA, ROUND_THE_CLOCK, hours
 from echelon.data.stream import BarSet, StreamState
 from echelon.errors import DamagedError, EchelonError, UsageError
-from echelon.files import Closing
+from echelon.files import Closing, blaming
 from echelon.live.brokers import (
     OPEN,
     Broker,
@@ -234,15 +234,17 @@ class LiveEngine(Closing):
                 engine._snapshot()
                 opened.commit()
             else:
-                seq, data = last
-                parts, facts = decode_state(data, journal, _REMEDY)
-                below = below_prefix("engine.", parts)
-                decider = DecisionEngine.from_state(bundle, below, facts["engine"], journal)
-                gate = Gate.from_engine(decider, config.gate, live=feed.live)
-                gate.restore(StreamState(below_prefix("gate.", parts), facts["gate"]))
-                engine = cls(decider, gate, opened, feed, broker, config, clock)
-                engine.state = LiveState.from_dict(facts["live"])
-                engine._replay(opened.entries(seq))
+                # Whoever can write the file can make a chain that holds: see `journal`.
+                with blaming(journal, _REMEDY):
+                    seq, data = last
+                    parts, facts = decode_state(data, journal, _REMEDY)
+                    below = below_prefix("engine.", parts)
+                    decider = DecisionEngine.from_state(bundle, below, facts["engine"], journal)
+                    gate = Gate.from_engine(decider, config.gate, live=feed.live)
+                    gate.restore(StreamState(below_prefix("gate.", parts), facts["gate"]))
+                    engine = cls(decider, gate, opened, feed, broker, config, clock)
+                    engine.state = LiveState.from_dict(facts["live"])
+                    engine._replay(opened.entries(seq))
         except BaseException:
             opened.close()
             raise
@@ -494,8 +496,7 @@ class LiveEngine(Closing):
     def _flatten(self, seq: int) -> None:
         """Sell all that is held, then halt. seq: of the command, by which the orders are known."""
         self._resolve()
-        if self._venue is None:
-            self._finish_orders()
+        self._finish_orders()
         close = dict(zip(self.decider.symbols, self._closes(), strict=True))
         orders = [
             OrderRequest(

@@ -155,6 +155,7 @@ class _Requests(BaseHTTPRequestHandler):
             self._send_problem(error)
         except Exception:
             log.exception("%s %s failed", self.command, self.path)
+            self.close_connection = True  # its body may not have been read to the end
             self._send(500, {"error": "it failed; its log says why", "kind": "bug"})
 
     def _refusal(self) -> tuple[int, str] | None:
@@ -179,6 +180,7 @@ class _Requests(BaseHTTPRequestHandler):
         size = int(self.headers.get("Content-Length", "0"))
         data = self.rfile.read(size)
         if len(data) < size:
+            self.close_connection = True
             raise UsageError("the body ends too early.")
         try:
             tree = json.loads(data) if data else {}

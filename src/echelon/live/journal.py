@@ -15,7 +15,6 @@ chain shows accidents and edits; whoever can write the file can also write it an
 from __future__ import annotations
 
 import hashlib
-import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,7 +26,7 @@ import numpy as np
 
 from echelon.data.stream import BarSet
 from echelon.errors import DamagedError, StoreError, UsageError
-from echelon.files import Closing, exclusive_lock, json_line
+from echelon.files import Closing, exclusive_lock, json_line, parse_json
 
 FORMAT = 1
 START = "start"
@@ -168,7 +167,8 @@ class Journal(Closing):
         if row is None:
             return None
         seq, state = int(row[0]), bytes(row[1])
-        if row[2] is None or json.loads(row[2]).get("sha256") != hashlib.sha256(state).hexdigest():
+        said = None if row[2] is None else self._parse(row[2]).get("sha256")
+        if said != hashlib.sha256(state).hexdigest():
             raise DamagedError(self.path, f"snapshot {seq} is not what its entry says", _REMEDY)
         return seq, state
 
@@ -179,10 +179,10 @@ class Journal(Closing):
         query = f"SELECT seq, kind, body, data FROM entries WHERE seq > ?{only} ORDER BY seq"  # noqa: S608 (marks only)
         with _blaming(self.path):
             for seq, kind, body, data in self._db.execute(query, (after, *kinds)):
-                tree = json.loads(body)
-                if not isinstance(tree, dict):
-                    raise ValueError(f"entry {seq} is no document")
-                yield Entry(seq, kind, tree, data)
+                yield Entry(seq, kind, self._parse(body), data)
+
+    def _parse(self, body: str) -> dict[str, Any]:
+        return parse_json(body, dict[str, Any], self.path, _REMEDY)
 
     def last(self, kind: str) -> Entry | None:
         """The newest entry of a kind."""
@@ -191,7 +191,7 @@ class Journal(Closing):
                 "SELECT seq, body, data FROM entries WHERE kind = ? ORDER BY seq DESC LIMIT 1",
                 (kind,),
             ).fetchone()
-            return None if row is None else Entry(row[0], kind, json.loads(row[1]), row[2])
+            return None if row is None else Entry(row[0], kind, self._parse(row[1]), row[2])
 
     def verify(self) -> int:
         """How many entries there are; DamagedError names the first that breaks the chain."""

@@ -15,6 +15,7 @@ from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest
 from echelon.envs.world import World
 from echelon.errors import DataError
+from echelon.files import blaming
 from echelon.live.brokers import account_of
 from echelon.live.journal import Journal, decode_bars
 from echelon.population.policy import HierarchyPolicy
@@ -54,28 +55,29 @@ def replay_journal(bundle: Bundle, journal: Journal) -> JournalReplay:
         raise DataError(f"{journal.path}: the journal of another bundle than {bundle.path}.")
     differences: list[str] = []
     decisions: list[Decision] = []
-    again, rows = _engine(bundle, journal), _engine(bundle, journal, keep_all=True)
     bars, account, first, touched, orders = None, None, 0, None, 0
-    for entry in journal.entries():
-        kind, body = entry.kind, entry.body
-        if kind == "bars":
-            bars = decode_bars(body, entry.data or b"")
-        elif kind == "account":
-            account = account_of(body)
-        elif kind == "decision":
-            assert bars is not None, "bars come before their decision"
-            row = rows.observe(bars)
-            first = first if decisions else row
-            decision = again.push(bars, account)
-            again.complete()
-            decisions.append(decision)
-            if decision.to_dict() != body:
-                differences.append(f"{body['time']}: another decision than in the journal")
-        elif kind == "order":
-            orders += 1
-            touched = touched or (body["bar"] if "by" in body else None)
-        elif kind == "stopped":
-            touched = touched or body["bar"]
+    with blaming(journal.path, _REMEDY):
+        again, rows = _engine(bundle, journal), _engine(bundle, journal, keep_all=True)
+        for entry in journal.entries():
+            kind, body = entry.kind, entry.body
+            if kind == "bars":
+                bars = decode_bars(body, entry.data or b"")
+            elif kind == "account":
+                account = account_of(body)
+            elif kind == "decision":
+                assert bars is not None, "bars come before their decision"
+                row = rows.observe(bars)
+                first = first if decisions else row
+                decision = again.push(bars, account)
+                again.complete()
+                decisions.append(decision)
+                if decision.to_dict() != body:
+                    differences.append(f"{body['time']}: another decision than in the journal")
+            elif kind == "order":
+                orders += 1
+                touched = touched or (body["bar"] if "by" in body else None)
+            elif kind == "stopped":
+                touched = touched or body["bar"]
     backtest, compared = None, 0
     # The policy of an engine knows what the router saw before the journal's first bar.
     policy, span = rows.policy, range(first, first + len(decisions))
@@ -87,7 +89,8 @@ def replay_journal(bundle: Bundle, journal: Journal) -> JournalReplay:
         compared = len(decisions)
         if touched is not None:
             compared = sum(str(decision.time) <= touched for decision in decisions)
-        fills = _fills_by_bar(journal)
+        with blaming(journal.path, _REMEDY):
+            fills = _fills_by_bar(journal)
         differences += compare_decisions(decisions[:compared], backtest, fills)
     return JournalReplay(
         *(tuple(decisions), backtest, compared, orders, touched, tuple(differences)),

@@ -195,9 +195,7 @@ def _split(bundle: Bundle, replay: JournalReplay, live: Backtest) -> SplitData:
     return SplitData("live", evaluation, (agent,), others)
 
 
-def render(
-    results: Results, words: Words, output_dir: Path, written: Sequence[str] = ()
-) -> str:
+def render(results: Results, words: Words, output_dir: Path, written: Sequence[str] = ()) -> str:
     """The whole page. written: languages that there are pages in"""
     status, bundle = results.status, results.bundle
     mode = status["mode"].replace("-", "_")

@@ -25,7 +25,7 @@ import numpy as np
 import polars as pl
 
 from echelon.data.derive import FIELDS
-from echelon.files import json_line, write_parquet
+from echelon.files import blaming, json_line, write_parquet
 from echelon.live.engine import LiveState
 from echelon.live.journal import Entry, Journal, decode_bars
 from echelon.serving.state_file import decode_state
@@ -46,6 +46,9 @@ class Table(NamedTuple):
     make: Callable[[Iterable[Entry], list[str]], Iterator[Row]]
 
 
+_REMEDY = "Run `echelon live journal verify`."
+
+
 def export_tables(journal: Journal, directory: Path) -> dict[Path, int]:
     """Write every table as Parquet; path → number of rows."""
     written = {}
@@ -60,33 +63,38 @@ def export_tables(journal: Journal, directory: Path) -> dict[Path, int]:
 def read_table_of(journal: Journal, name: str) -> pl.DataFrame:
     """One table of a journal; see the module's text."""
     table = TABLES[name]
-    rows = list(table.make(journal.entries(kinds=table.kinds), journal.about()["symbols"]))
     schema = {"entry": _COUNT, **table.schema}
-    columns = {
-        column: np.array([row.get(column) for row in rows], dtype="datetime64[us]")
-        if dtype == _TIME
-        else [row.get(column) for row in rows]
-        for column, dtype in schema.items()
-    }
-    return pl.DataFrame(columns, schema=schema)
+    with blaming(journal.path, _REMEDY):
+        rows = list(table.make(journal.entries(kinds=table.kinds), journal.about()["symbols"]))
+        columns = {
+            column: np.array([row.get(column) for row in rows], dtype="datetime64[us]")
+            if dtype == _TIME
+            else [row.get(column) for row in rows]
+            for column, dtype in schema.items()
+        }
+        try:
+            return pl.DataFrame(columns, schema=schema)
+        except pl.exceptions.PolarsError as error:  # a text where a number should be
+            raise ValueError(str(error)) from error
 
 
 def last_status(journal: Journal) -> dict[str, Any]:
     """How the engine of a journal stood when it last wrote."""
     last = journal.last_snapshot()
     state, seq = LiveState(), 0
-    if last is not None:
-        seq = last[0]
-        _, facts = decode_state(last[1], journal.path, "Run `echelon live journal verify`.")
-        state = LiveState.from_dict(facts["live"])
-    for entry in journal.entries(seq):
-        state.apply(entry.kind, entry.body)
-    about = journal.about()
-    return {
-        **state.summary(),
-        **{name: about.get(name) for name in ("policy", "broker")},
-        "entries": journal.seq,
-    }
+    with blaming(journal.path, _REMEDY):
+        if last is not None:
+            seq = last[0]
+            _, facts = decode_state(last[1], journal.path, _REMEDY)
+            state = LiveState.from_dict(facts["live"])
+        for entry in journal.entries(seq):
+            state.apply(entry.kind, entry.body)
+        about = journal.about()
+        return {
+            **state.summary(),
+            **{name: about.get(name) for name in ("policy", "broker")},
+            "entries": journal.seq,
+        }
 
 
 def _sets(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
@@ -220,7 +228,9 @@ TABLES: dict[str, Table] = {
         _decisions,
     ),
     "targets": Table(
-        ("decision",), {"time": _TIME, **dict.fromkeys(("symbol", "target", "why"), _TEXT)}, _targets
+        ("decision",),
+        {"time": _TIME, **dict.fromkeys(("symbol", "target", "why"), _TEXT)},
+        _targets,
     ),
     "accounts": Table(
         ("bars", "account"),

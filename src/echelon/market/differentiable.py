@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from echelon.errors import ConfigError
-from echelon.market.rules import SLIPPAGE_LINEAR, SLIPPAGE_NONE, SLIPPAGE_SQRT, Rules
+from echelon.market.rules import SLIPPAGE_NONE, Rules
 from echelon.market.types import MarketRows
 from echelon.types import Bools, Floats
 
@@ -55,15 +55,11 @@ class DiffMarket(NamedTuple):
 def refuse_sized_rules(rows: MarketRows, rules: Rules) -> None:
     """Raise where a rule makes the return depend on the size of orders, or not differentiable."""
     intraday = not bool(np.asarray(rows.new_session)[1:].all())
-    obstacles = [
-        (rules.min_commission > 0, "market.min_commission", "0"),
-        (rules.slippage_model in (SLIPPAGE_LINEAR, SLIPPAGE_SQRT), "market.slippage", "fixed"),
-        (bool(np.isfinite(rules.participation)), "market.no_cap", "true"),
-        (bool((rows.lot > 0).any()), "market.lots", "false"),
-        (rules.min_value > 0, "market.min_order_value", "0"),
-        (rules.t_plus_one and intraday, "market.t_plus_one", "false"),
-    ]
-    wrong = [f"{key}={value}" for bad, key, value in obstacles if bad]
+    wrong = [f"{key}={value}" for key, value in rules.size_effects()]
+    if (rows.lot > 0).any():
+        wrong.append("market.lots=false")
+    if rules.t_plus_one and intraday:
+        wrong.append("market.t_plus_one=false")
     if wrong:
         raise ConfigError(
             "gradients through the market (train.algo: APG) need returns that are smooth in the "
@@ -92,7 +88,7 @@ def diff_market(
     left = np.where(gone, growth * (1.0 - rows.haircut), _over(rows.dividend[1:], close))
     slippage = 0.0 if rules.slippage_model == SLIPPAGE_NONE else rules.slippage
     stamp = rows.stamp[at]
-    pays = (1.0 - slippage) * (1.0 - rules.commission - stamp) >= 0.0
+    pays = (1.0 - slippage) * (1.0 - rules.charge_share - stamp) >= 0.0
     traded = rows.tradable[at] & ~rows.gone[at] & (price > 0.0) & (close > 0.0)
     below_up = above_down = np.ones_like(traded)
     if rules.price_limits:
@@ -114,7 +110,7 @@ def diff_market(
         may_buy=torch.from_numpy(known & members[:-1] & now_up),
         may_sell=torch.from_numpy(known & now_down),
         stamp=numbers(stamp),
-        commission=rules.commission,
+        commission=rules.charge_share,
         slippage=slippage,
         fill_open=fill_open,
     )

@@ -255,12 +255,14 @@ class Label:
 
     unit: percent (0.123 prints as 12.3 %), multiple (94.6×), ratio or number (money: 1,235)
     higher_is_better: None where neither is
+    meaning: in a sentence; this and `text` in other languages are in the report's catalogues
     """
 
     text: str
     unit: Literal["percent", "multiple", "ratio", "number"]
     higher_is_better: bool | None
     digits: int = 2
+    meaning: str = ""
 
     @property
     def suffix(self) -> str:
@@ -288,24 +290,50 @@ def _decimal(value: float, digits: int) -> str:
 
 
 LABELS: Mapping[str, Label] = {
-    "total_return": Label("Total return", "percent", True),
-    "annual_return": Label("Annual return", "percent", True),
-    "volatility_period": Label("Volatility (per period)", "percent", False),
-    "volatility_annual": Label("Volatility (annual)", "percent", False),
-    "sharpe_period": Label("Sharpe (per period)", "ratio", True, 4),
-    "sharpe_annual": Label("Sharpe (annual)", "ratio", True),
-    "sortino_annual": Label("Sortino (annual)", "ratio", True),
-    "calmar": Label("Calmar", "ratio", True),
-    "max_drawdown": Label("Maximum drawdown", "percent", False),
-    "cvar95": Label("CVaR 95 %", "percent", False),
-    "turnover_annual": Label("Turnover (a year, two-way)", "multiple", None),
-    "hit_rate": Label("Hit rate", "percent", True),
-    "exposure": Label("Exposure", "percent", None),
-    "cost_total": Label("Costs paid", "number", False),
-    "cost_share": Label("Costs / initial value", "percent", False),
-    "cost_commission": Label("Commission", "number", False),
-    "cost_stamp": Label("Stamp duty", "number", False),
-    "cost_slippage": Label("Slippage", "number", False),
+    "total_return": Label("Total return", "percent", True, meaning="Gain over the whole period."),
+    "annual_return": Label("Annual return", "percent", True, meaning="Compound growth a year."),
+    "volatility_period": Label(
+        "Volatility (per period)", "percent", False, meaning="Standard deviation of the returns."
+    ),
+    "volatility_annual": Label(
+        "Volatility (annual)", "percent", False, meaning="Per period, times √periods a year."
+    ),
+    "sharpe_period": Label(
+        "Sharpe (per period)",
+        "ratio",
+        True,
+        4,
+        meaning="Mean / standard deviation, not annualised.",
+    ),
+    "sharpe_annual": Label(
+        "Sharpe (annual)", "ratio", True, meaning="Mean / standard deviation · √periods a year."
+    ),
+    "sortino_annual": Label(
+        "Sortino (annual)", "ratio", True, meaning="Mean / downside deviation · √periods a year."
+    ),
+    "calmar": Label("Calmar", "ratio", True, meaning="Annual return / maximum drawdown."),
+    "max_drawdown": Label(
+        "Maximum drawdown", "percent", False, meaning="Deepest fall from a high of the equity."
+    ),
+    "cvar95": Label(
+        "CVaR 95 %", "percent", False, meaning="Mean loss of the worst 5 % of periods."
+    ),
+    "turnover_annual": Label(
+        "Turnover (a year, two-way)", "multiple", None, meaning="Buys plus sells a year / value."
+    ),
+    "hit_rate": Label(
+        "Hit rate", "percent", True, meaning="Share of gains among non-zero periods."
+    ),
+    "exposure": Label("Exposure", "percent", None, meaning="Mean share of the value not in cash."),
+    "cost_total": Label("Costs paid", "number", False, meaning="All costs, in money."),
+    "cost_share": Label(
+        "Costs / initial value", "percent", False, meaning="All costs over the value at the start."
+    ),
+    "cost_commission": Label("Commission", "number", False, meaning="Commission paid, in money."),
+    "cost_stamp": Label("Stamp duty", "number", False, meaning="Stamp duty on sells, in money."),
+    "cost_slippage": Label(
+        "Slippage", "number", False, meaning="Money lost by prices worse than the quoted ones."
+    ),
 }
 """Of everything that `measure` gives, in its order."""
 

@@ -419,8 +419,19 @@ class _Run:
             numbers[name] for name in ("usage", "age", "pending")
         )
         self._limited = numbers["limited"]
+        if not ((self.in_charge >= 0) & (self.in_charge <= self._cash)).all():
+            raise StoreError(
+                f"the saved hierarchy: {self.in_charge.tolist()} are in charge, of experts 0 to "
+                f"{self._cash - 1} and {self._cash} for cash. Restore what state() gave."
+            )
         if "obs" in state and "obs_allowed" in state:
-            self._asked = state["obs"].copy(), state["obs_allowed"].copy()
+            n_books, width = len(self.row), state["obs"].shape[-1] if state["obs"].ndim else 0
+            asked = {
+                "obs": np.zeros((n_books, width), dtype=np.float32),
+                "obs_allowed": np.zeros((n_books, self._cash + 1), dtype=np.bool_),
+            }
+            taken = match_state("hierarchy", asked, state)
+            self._asked = taken["obs"], taken["obs_allowed"]
 
     def _numbers(self) -> State:
         return {

@@ -395,9 +395,9 @@ def study_markdown(study: StudyResult) -> str:
         f"Student's 95 % interval. On the same pairs: {on_pairs}.",
         "## Results",
         _table(study.rows, STUDY_COLUMNS),
-        "Best expert, hedge and oracle are of the variant's own experts: the best by itself on the "
-        "test pairs, the fixed-share hedge over all, and the better one of each regime, knowing "
-        "the regime.",
+        "Best expert, Fixed-Share (hedge) and oracle are of the variant's own experts: the best by "
+        "itself on the test pairs, Fixed-Share over all, and the better one of each regime, "
+        "knowing the regime.",
         "## How different the experts are",
         _table([row for row in study.rows if row.known_values("oracle")], _DIVERSITY),
         f"MAPD: at the last check of the population; lowest: since it first reached {HELD:g}, the "

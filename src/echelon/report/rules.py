@@ -22,7 +22,7 @@ def rules_line(facts: Mapping[str, Any], words: Words) -> str:
 def rules_text(facts: Mapping[str, Any], words: Words) -> str:
     """Costs, what the exchange forbids, and where orders fill."""
     calendar, minimum = facts["calendar"], facts["min_commission"]
-    cap, least = facts["participation"], facts["min_order_value"]
+    cap = facts["participation"]
     whence = "" if calendar == "" else words("rules_calendar", calendar=calendar)
     if calendar is None:
         whence = words("rules_drawn")
@@ -38,7 +38,12 @@ def rules_text(facts: Mapping[str, Any], words: Words) -> str:
             words(f"{rule}_{'on' if facts[rule] else 'off'}")
             for rule in ("lots", "t_plus_one", "price_limits")
         ),
-        *([words("least_order", value=f"{least:,.0f}")] if least else []),
+        # Numbers that at 0 are no rule: those that have a text of their own.
+        *(
+            words(f"rule_set_{rule}", value=f"{value:,.10g}")
+            for rule, value in facts.items()
+            if value and f"rule_set_{rule}" in words
+        ),
     ]
     fill = words("rules_fill", fill=words.term("ledger", facts["fill"]))
     if facts["executor"] != "immediate":

@@ -61,6 +61,10 @@ class Words:
         """The text of `key`, its fields filled in."""
         return self._texts[key].format(**fields)
 
+    def __contains__(self, key: str) -> bool:
+        """Whether there is a text of that key."""
+        return key in self._texts
+
     def count(self, key: str, n: int) -> str:
         """So many of something: the text of `key`_one, or of `key`_n."""
         return self(f"{key}_one") if n == 1 else self(f"{key}_n", n=n)
@@ -71,8 +75,9 @@ class Words:
         return self._text_or("measure", name, label.text if label else name.replace("_", " "))
 
     def meaning(self, name: str) -> str:
-        """What a measure means, in a sentence; without one, what it is called."""
-        return self._text_or("meaning", name, self.measure(name))
+        """What a measure means, in a sentence; without a translation, as in English."""
+        label = LABELS.get(name)
+        return self._text_or("meaning", name, label.meaning if label else self.measure(name))
 
     def name(self, key: str) -> str:
         """What a baseline, an agent (`seed-42`) or the mean of agents is called."""

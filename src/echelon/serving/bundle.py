@@ -285,7 +285,9 @@ def read_manifest(path: Path) -> tuple[BundleManifest, str]:
             f"{shorten(tree.get('echelon', 'unknown'), 40)}; this version reads format {FORMAT}. "
             "Use the version that wrote it, or export the run again."
         )
-    if tree.pop("sha256", None) != _digest(tree) or data != _render(tree):
+    with blaming(file, REMEDY):  # a number that no JSON has, or half a character, is not rendered
+        is_whole = tree.pop("sha256", None) == _digest(tree) and data == _render(tree)
+    if not is_whole:
         raise DamagedError(file, "its content does not have the hash it states", REMEDY)
     return check_tree(tree, BundleManifest, file, REMEDY), _digest(tree)
 

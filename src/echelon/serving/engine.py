@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypedDict
 
 from echelon.backtest.policy import StatefulPolicy, lookback_of
 from echelon.config.agents import RewardConfig
@@ -39,7 +40,7 @@ from echelon.data.exogenous import ExogenousStream
 from echelon.data.panel import Panel
 from echelon.data.store import Manifest, Store
 from echelon.data.stream import BarSet, PanelStream, StreamFacts, StreamState
-from echelon.envs.act import ActionRule
+from echelon.envs.act import Action, ActionRule
 from echelon.envs.books import Books
 from echelon.envs.growing import GrowingWorld, live_span
 from echelon.envs.world import World, WorldFacts
@@ -50,12 +51,13 @@ from echelon.errors import (
     Problem,
     StaleBarsError,
     StoreError,
+    shorten,
 )
 from echelon.features.engine import FeaturePlan, load_exogenous
 from echelon.features.prepare import panel_fields
 from echelon.features.registry import select
 from echelon.features.stream import FeatureStream
-from echelon.files import json_line
+from echelon.files import check_tree, json_line
 from echelon.market import Book, Fills, TradedData
 from echelon.market.kernel import mark
 from echelon.market.rows import next_volume
@@ -72,7 +74,7 @@ from echelon.serving.decision import (
 )
 from echelon.serving.state_file import read_state, write_state
 from echelon.sources import SourceInfo
-from echelon.states import State, below_prefix, with_prefix
+from echelon.states import State, below_prefix, match_state, with_prefix
 from echelon.types import Bools, Floats32
 
 BAR_FIELDS = ("open", "high", "low", "close", "volume", "amount", "factor", "pre_close")
@@ -352,25 +354,39 @@ class DecisionEngine:
 
         keep: file that every push writes; lookback: rows to keep, where more than are needed
         """
-        if facts.get("bundle") != bundle.id:
+        known = check_tree(facts, _StateFacts, path, _AGAIN)
+        if known["bundle"] != bundle.id:
             raise StoreError(
-                f"{path}: the state of another bundle ({str(facts.get('bundle'))[:12]}) than "
+                f"{path}: the state of another bundle ({shorten(known['bundle'], 12)}) than "
                 f"{bundle.path} ({bundle.id[:12]}). {_AGAIN}"
             )
         try:
             line = _restore_line(bundle, parts, facts, lookback)
             decided = "pending" in parts
-            row = parts["books.row"][0] if decided else facts["first_row"]
-            engine = cls(bundle, line, int(row), keep)
+            row = int(parts["books.row"][0]) if decided else known["first_row"]
+            if not 0 <= row < line.world.kept.stop + (not decided):
+                raise ValueError(f"row {row} of {line.world.kept.stop}")
+            engine = cls(bundle, line, row, keep)
             if isinstance(engine.policy, StatefulPolicy):
                 engine.policy.restore(below_prefix("policy.", parts))
             if decided:
                 engine._books.restore(below_prefix("books.", parts))
-                engine._pending = parts["pending"]
-            engine._decision, engine._digest = facts["decision"], str(facts["digest"])
-        except (KeyError, ValueError, TypeError, StoreError) as error:
+                _refuse_odd_books(engine._books, engine._world)
+                engine._pending = engine._match_pending(parts)
+            engine._decision, engine._digest = known["decision"], known["digest"]
+        except (*_NOT_OURS, StoreError) as error:
             raise DamagedError(path, str(error), _AGAIN) from error
         return engine
+
+    def _match_pending(self, parts: State) -> NDArray[Any]:
+        """[1,N] the actions of the last decision, as this policy gives them."""
+        kind = np.int8 if self.policy.kind == "discrete" else np.float64
+        like = {"pending": np.zeros((1, len(self.symbols)), dtype=kind)}
+        pending = match_state("decision", like, parts)["pending"]
+        known = np.isin(pending, Action) if kind is np.int8 else ~np.isinf(pending)
+        if not known.all():
+            raise ValueError(f"pending is {shorten(pending.tolist())}, which is no decision")
+        return pending
 
     def _decide(self, fills: tuple[Any, ...]) -> Decision:
         """Ask the policy about the account as it is now."""
@@ -454,6 +470,36 @@ class DecisionEngine:
                 "this engine failed in the middle of a bar and cannot go on. Start it again from "
                 "its state file, or from the store."
             )
+
+
+class _StateFacts(TypedDict):
+    """The document of a state file."""
+
+    bundle: str
+    panel: dict[str, Any]
+    features: dict[str, Any]
+    world: dict[str, bool]
+    decision: dict[str, Any] | None
+    digest: str
+    first_row: int
+
+
+_NOT_OURS = (
+    *(LookupError, ValueError, TypeError, AttributeError, ArithmeticError),
+    *(OSError, MemoryError),  # rows that no machine has room for
+)
+"""What the parts of a state raise that somebody else wrote."""
+
+
+def _refuse_odd_books(books: Books, world: GrowingWorld) -> None:
+    """Raise ValueError where they are not at the last row, or hold what nobody can."""
+    kept, row, book = world.kept, int(books.row[0]), books.book
+    if row != kept.stop - 1 or len(kept) < world.window:
+        what = f"rows {kept.start} to {kept.stop - 1} are kept, books.row is {row}"
+        raise ValueError(f"{what}; expected the last one of at least {world.window}")
+    for name, part in {"value": books.value, **book._asdict()}.items():
+        if not np.isfinite(part).all():
+            raise ValueError(f"books.{name} is {shorten(part.tolist())}, expected finite numbers")
 
 
 _HAS = ("opens", "volume", "limits")

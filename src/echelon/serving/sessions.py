@@ -49,12 +49,16 @@ class OnnxGraph:
         if names != inputs or len(session.get_outputs()) != 1:
             what = f"expected the inputs {', '.join(inputs)} and one output, it has {names}"
             raise DamagedError(path, what, remedy)
-        self._session, self._inputs = session, inputs
+        self._session, self._inputs, self._path, self._remedy = session, inputs, path, remedy
         self._outputs = [node.name for node in session.get_outputs()]
 
     def __call__(self, *arrays: NDArray[Any]) -> NDArray[Any]:
-        """The output."""
-        outputs = self._session.run(self._outputs, dict(zip(self._inputs, arrays, strict=True)))
+        """The output; DamagedError where it cannot be computed."""
+        given = dict(zip(self._inputs, arrays, strict=True))
+        try:
+            outputs = self._session.run(self._outputs, given)
+        except Exception as error:  # as above: of a graph that only opens, or other inputs
+            raise DamagedError(self._path, f"cannot be computed: {error}", self._remedy) from error
         array: NDArray[Any] = outputs[0]
         return array
 

@@ -150,6 +150,7 @@ class AlpacaBroker(Closing):
         self._known: dict[str, _Known] = {}  # by client id, those whose fills are not all given out
         self._client_ids: dict[str, str] = {}  # by the venue's id
         self._listed: dict[str, float] = {}  # venue's id → shares that its activities add up to
+        self._rejected: dict[str, OrderStatus] = {}  # refused without becoming an order there
         self._foreign: set[str] = set()  # symbols that were warned of
 
     def close(self) -> None:
@@ -167,7 +168,10 @@ class AlpacaBroker(Closing):
                 answers.append(OrderStatus(order.id, "unknown", 0.0, f"not sent: {silence}"))
                 continue
             try:
-                answers.append(self._submit(order))
+                status = self._submit(order)
+                if status.state == "rejected":
+                    self._rejected[order.id] = status
+                answers.append(status)
             except BrokerError as error:
                 silence = str(error)
                 log.warning("%s: %s", order.symbol, silence)
@@ -200,7 +204,7 @@ class AlpacaBroker(Closing):
     def cancel(self, ids: Sequence[str]) -> None:
         """See Broker."""
         for status in self.orders(ids).values():
-            if status.state not in OPEN:
+            if status.state not in OPEN:  # also of those that never became an order
                 continue
             venue_id = self._known[status.id].venue_id
             try:
@@ -219,7 +223,7 @@ class AlpacaBroker(Closing):
                     statuses[status.id] = status
         for client_id in ids:
             if client_id not in statuses:
-                found = self._find(client_id)
+                found = self._find(client_id) or self._rejected.get(client_id)
                 if found is not None:
                     statuses[client_id] = found
         return statuses

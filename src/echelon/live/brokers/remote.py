@@ -99,7 +99,8 @@ def open_paper(request: BrokerRequest) -> RemoteBroker | PaperVenue:
     if request.address:
         return RemoteBroker(request.address, require_token(), request.bundle.id)
     place = request.journal.with_name(f"{request.journal.name}.venue")
-    return PaperVenue.open(request.bundle, place, request.store, request.until)
+    sync = request.config.sync
+    return PaperVenue.open(request.bundle, place, request.store, request.until, sync=sync)
 
 
 @contextmanager

@@ -165,6 +165,7 @@ class SheetBroker(Closing):
         self._sheets: dict[str, Sheet] = {}  # by name below the directory, without its ending
         self._orders: dict[str, SheetOrder] = {}
         self._cancelled: set[str] = set()
+        self._rejected: dict[str, str] = {}  # never written; why
         self._tried = -math.inf
         self._foreign: set[str] = set()
         self._read: list[_Trade] = []  # as last read, to say which row is not what it was
@@ -188,13 +189,23 @@ class SheetBroker(Closing):
 
     def submit(self, orders: Sequence[OrderRequest]) -> list[OrderStatus]:
         """See Broker. All that are new are one sheet."""
-        fresh = [order for order in orders if order.id not in self._orders]
-        if fresh:
-            self._write("orders", [_line(order) for order in fresh])
+        fresh = {order.id: order for order in orders if order.id not in self._orders}
+        for order in fresh.values():
+            if order.symbol not in self._symbols:
+                self._rejected[order.id] = f"{order.symbol} is not in the bundle's universe"
+            elif not 0.0 < order.shares < math.inf:
+                self._rejected[order.id] = f"{order.shares:g} shares"
+        written = [order for order in fresh.values() if order.id not in self._rejected]
+        if written:
+            self._write("orders", [_line(order) for order in written])
         self._post()
-        new = {order.id for order in fresh}
-        known = self.orders([order.id for order in orders if order.id not in new])
-        return [known.get(order.id) or OrderStatus(order.id, "accepted") for order in orders]
+        known = self.orders([order.id for order in orders if order.id not in fresh])
+        return [known.get(order.id) or self._first(order.id) for order in orders]
+
+    def _first(self, name: str) -> OrderStatus:
+        """Of an order that nobody can have reported on yet."""
+        reason = self._rejected.get(name)
+        return OrderStatus(name, "accepted" if reason is None else "rejected", 0.0, reason)
 
     def cancel(self, ids: Sequence[str]) -> None:
         """See Broker. A sheet asks for it; what came of it stands in `closed` and `fills`."""
@@ -208,13 +219,16 @@ class SheetBroker(Closing):
         """See Broker."""
         self._post()
         ours = [name for name in ids if name in self._orders]
+        refused = {name: self._first(name) for name in ids if name in self._rejected}
         if not ours:
-            return {}
+            return refused
         filled: dict[str, float] = {}
         for _, fill in self._trades():
             filled[fill.order_id] = filled.get(fill.order_id, 0.0) + abs(fill.shares)
         ends = self._ends()
-        return {name: self._status(name, filled.get(name, 0.0), ends.get(name)) for name in ours}
+        return refused | {
+            name: self._status(name, filled.get(name, 0.0), ends.get(name)) for name in ours
+        }
 
     def open_orders(self) -> list[OrderStatus]:
         """See Broker."""
