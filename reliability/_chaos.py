@@ -1,4 +1,4 @@
-"""What the classes of `reliability.chaos` share: cases, what came of them, worlds and references."""
+"""What the classes of `reliability.chaos` share: cases, outcomes, worlds and references."""
 
 from __future__ import annotations
 
@@ -170,14 +170,21 @@ class Session:
         room = self.work / "references" / f"{world.name}-points"
         room.mkdir(parents=True)
         world.seed(room)
-        record = room / "points"
+        records = [room / f"points-{k}" for k in range(3)]
         with Venue(world, room) as venue:
-            first = Points(Kill("after append order", 2), record)
-            start_engine(world, room, EngineJob(venue.address, first)).wait()
-            second = Points(Kill("before submit", 3), record)
-            start_engine(world, room, EngineJob(venue.address, second)).wait()
-            run_to_end(world, room, EngineJob(venue.address, Points(record=record)))
-        return _count_points(record)
+            for kill, record in zip(
+                (Kill("after append order", 2), Kill("before submit", 3), None),
+                records,
+                strict=True,
+            ):
+                job = EngineJob(venue.address, Points(kill, record))
+                if kill is None:
+                    run_to_end(world, room, job)
+                else:
+                    start_engine(world, room, job).wait()
+        counts = [_count_points(record) for record in records]
+        names = sorted({name for passed in counts for name in passed})
+        return {name: max(passed.get(name, 0) for passed in counts) for name in names}
 
     def room(self, case: Case) -> Path:
         """An empty directory for a case."""
@@ -212,9 +219,7 @@ def kill_after(running: Running, seconds: float) -> None:
         os.kill(running.pid, signal.SIGKILL)
 
 
-def finish(
-    session: Session, case: Case, room: Path, outcome: Outcome, running: Running
-) -> None:
+def finish(session: Session, case: Case, room: Path, outcome: Outcome, running: Running) -> None:
     """Wait for the engine that runs to the end, and compare all that it left."""
     code = running.wait(RUN_SECONDS)
     if code != 0:

@@ -82,7 +82,7 @@ def run_kills(session: Session, case: Case, room: Path, outcome: Outcome) -> Non
             code = running.wait()
             if code == 0:
                 outcome.count("too late")
-                continue
+                break
             if code != -signal.SIGKILL:
                 outcome.problems.append(f"exit code {code} at {kill.place}: {last_log(room)}")
                 return

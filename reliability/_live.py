@@ -1,7 +1,7 @@
 """Live trading for `reliability.chaos`: engines and venues in processes forked from a loaded one.
 
-A process of these has its bundle loaded already, and begins behind a warm history (`World.seed`), so
-a case costs a fraction of a second. `Points` are put around the classes from here: product code
+A process of these has its bundle loaded already, and begins behind a warm history (`World.seed`),
+so a case costs a fraction of a second. `Points` are put around the classes from here: product code
 knows nothing of them. At the point that it is told, a process kills itself.
 """
 
@@ -15,7 +15,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -26,8 +25,7 @@ from typing import Any, NamedTuple
 
 from reliability._processes import Running, fork, tolerate_threads
 
-
-TOKEN = "a-token-of-the-chaos-harness-0123456789"  # noqa: S105 (of processes that live a second)
+TOKEN = "a-token-of-the-chaos-harness-0123456789"
 FIRST = date(2015, 11, 9)
 """Day of the first bar to trade: fifteen are left."""
 UNTIL = FIRST - timedelta(days=1)
@@ -82,7 +80,7 @@ class World:
 
 
 def preload() -> None:
-    """Import what engines and venues need, so that forked processes need not; torch is not of it."""
+    """Import what engines and venues need, so that forked processes need not; not torch."""
     importlib.import_module("onnxruntime")
     tolerate_threads()  # the runtime's own, which sleeps from the import on
     for name in _MODULES:
@@ -229,14 +227,16 @@ class CallFaults:
 class EngineJob(NamedTuple):
     """An engine to run. address: of the venue; prepare: done in its process before anything else
 
-    settings: of `LiveConfig`; feed: opens another than the world's messages
+    settings: of `LiveConfig`; feed: "": the world's messages; bars: of the journal at the end, 0:
+    until the feed ends; clock: of the engine
     """
 
     address: str
     points: Points | None = None
     prepare: Callable[[], None] | None = None
     settings: Mapping[str, Any] = {}
-    feed: Callable[[], Any] | None = None
+    feed: str = ""
+    bars: int = 0
     clock: Any = None
 
 
@@ -265,16 +265,14 @@ def run_engine(world: World, room: Path, job: EngineJob) -> int:
     os.environ["ECHELON_TOKEN"] = TOKEN
     config = LiveConfig.model_validate({"snapshot_every": SNAPSHOT_EVERY, **job.settings})
     try:
-        if job.feed is None:
-            feed = open_feed(f"file:{world.messages}", bundle, store)
-        else:
-            feed = job.feed()
+        feed = open_feed(job.feed or f"file:{world.messages}", bundle, store)
         broker = open_broker(job.address, bundle, journal, store, UNTIL, config)
         opened = LiveEngine.open(
             *(bundle, store, journal, feed, broker, config), until=UNTIL, clock=job.clock
         )
         with opened as engine:
-            engine.run()
+            left = job.bars - engine.state.bars
+            engine.run(bars=left if job.bars else None)
     except EchelonError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         return REFUSED
@@ -307,7 +305,9 @@ class Venue:
         assert self._running is not None, "started"
         return self._running.pid
 
-    def start(self, points: Points | None = None, prepare: Callable[[], None] | None = None) -> None:
+    def start(
+        self, points: Points | None = None, prepare: Callable[[], None] | None = None
+    ) -> None:
         """Start it, on the same port as before; returns when it answers, or died of its points."""
         ready = self._room / "venue.json"
         ready.unlink(missing_ok=True)
@@ -331,16 +331,8 @@ class Venue:
 
         log = self._room / f"venue-{time.monotonic_ns()}.log"
         running = self._running = Running(fork(work, log))
-        end = time.monotonic() + START_SECONDS
-        while not ready.exists():
-            if running.ended():
-                if running.code == -signal.SIGKILL:
-                    return
-                raise RuntimeError(f"the venue ends by itself ({running.code}):\n{log.read_text()}")
-            if time.monotonic() > end:
-                raise RuntimeError(f"the venue does not start:\n{log.read_text()}")
-            time.sleep(0.002)
-        self.port = int(json.loads(ready.read_text())["port"])
+        if wait_for(ready, running, log):
+            self.port = int(json.loads(ready.read_text())["port"])
 
     def ended(self) -> bool:
         """Whether it died."""
@@ -354,11 +346,18 @@ class Venue:
             self._running.wait()
 
 
-def free_port() -> int:
-    """A port that nobody has at this moment."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+def wait_for(ready: Path, running: Running, log: Path) -> bool:
+    """Wait until a process has written a file; False: it was killed before."""
+    end = time.monotonic() + START_SECONDS
+    while not ready.exists():
+        if running.ended():
+            if running.code == -signal.SIGKILL:
+                return False
+            raise RuntimeError(f"ended by itself ({running.code}):\n{log.read_text()}")
+        if time.monotonic() > end:
+            raise RuntimeError(f"does not start:\n{log.read_text()}")
+        time.sleep(0.002)
+    return True
 
 
 def make_seeds(world: World, room: Path) -> None:
@@ -372,6 +371,4 @@ def make_seeds(world: World, room: Path) -> None:
     publish_bars(bundle, store, f"file:{world.messages}", UNTIL)
     feed = open_feed(f"file:{world.messages}", bundle, store)
     venue = PaperVenue.open(bundle, room / VENUE, store, UNTIL)
-    LiveEngine.open(
-        *(bundle, store, room / ENGINE, feed, venue, LiveConfig()), until=UNTIL
-    ).close()
+    LiveEngine.open(*(bundle, store, room / ENGINE, feed, venue, LiveConfig()), until=UNTIL).close()
