@@ -12,6 +12,9 @@ CODE := src tests bench reliability scripts examples
 # Options for single commands: make test PYTEST_ARGS="-k redis -x"
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+# Where `make live` has its bars from: store, kafka
+FEED ?= store
+LIVE_ARGS ?=
 STUDY_ARGS ?=
 STUDY_DIR ?= runs/study
 BENCH ?=
@@ -27,7 +30,7 @@ TEST_WORKERS ?= 2
 threads = POLARS_MAX_THREADS=$(1) OMP_NUM_THREADS=$(1) OPENBLAS_NUM_THREADS=$(1) \
 	MKL_NUM_THREADS=$(1) NUMBA_NUM_THREADS=$(1)
 
-.PHONY: help venv demo test check bench fuzz kill chaos study docs reference vendors format lock clean distclean
+.PHONY: help venv demo live test check bench fuzz kill chaos study docs reference vendors format lock clean distclean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -39,6 +42,9 @@ demo: venv ## agents, a hierarchy, order execution: no network, no services
 	@$(BIN)/python -m echelon demo --config configs/demo.yaml \
 		--hierarchy configs/demo-hierarchy.yaml \
 		--execution configs/demo-execution.yaml $(DEMO_ARGS)
+
+live: venv ## live trading on paper: run, kill -9, recover, replay, report (FEED=kafka: by a broker)
+	@$(BIN)/python -m scripts.live_demo --feed $(FEED) $(LIVE_ARGS)
 
 test: venv ## all tests; as root, installs the services they need (PYTEST_ARGS=… selects)
 	@scripts/packages.sh

@@ -124,7 +124,7 @@ def _full_disk(how: str, room: Path, whole: Path, share: float) -> Callable[[], 
             journal._db.execute(f"PRAGMA max_page_count={size // page + 1}")
             check(journal, about)
 
-        Journal._check_start = checked  # type: ignore[method-assign]
+        Journal._check_start = checked  # type: ignore[method-assign, assignment]
 
     return few_pages if how.endswith("pages") else limit
 
@@ -160,7 +160,7 @@ class JumpingClock:
             self._bar = bars.time.item()
             step(engine, bars)
 
-        LiveEngine.step = stepped  # type: ignore[method-assign]
+        LiveEngine.step = stepped  # type: ignore[method-assign, assignment]
 
     def wall(self) -> datetime:
         """As `Clock.wall`."""

@@ -4,6 +4,7 @@ venue that speaks as Alpaca does and fails as a network does (`alpaca`).
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -166,10 +167,7 @@ def fake_module() -> ModuleType:
     tests = str(ROOT / "tests")
     if tests not in sys.path:
         sys.path.append(tests)
-    import fake_alpaca
-
-    module: ModuleType = fake_alpaca
-    return module
+    return importlib.import_module("fake_alpaca")
 
 
 class FakeVenue:

@@ -160,7 +160,7 @@ class Points:
             calls[:] = [path.rpartition("/")[2]]
             return call(client, method, path, body)
 
-        Client.call = noted  # type: ignore[method-assign]
+        Client.call = noted  # type: ignore[method-assign, assignment]
         # Before: sent, and not acknowledged.
         answer = "getresponse"
         self.around(http.client.HTTPConnection, answer, lambda *_: f"answer to {calls[0]}")
@@ -210,7 +210,7 @@ class CallFaults:
                 raise BrokerError("planted: the answer was lost")
             return call(client, method, path, body) if fault == "twice" else answer
 
-        Client.call = faulty  # type: ignore[method-assign]
+        Client.call = faulty  # type: ignore[method-assign, assignment]
 
     def _draw(self, path: str) -> str | None:
         if self._rng.random() >= self._rate:

@@ -30,6 +30,7 @@ from typer.core import TyperGroup
 from echelon import errors
 from echelon.cli import app
 from echelon.config import Config, load_config
+from echelon.config.live import LiveConfig
 from echelon.config.secrets import Secrets
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -129,10 +130,13 @@ def config_page(root: type[BaseModel] = Config) -> str:
         "`-o section.key=value` overrides a key on the command line, the value read as YAML. "
         "The resolved tree and its hash are written into every run directory.",
     ]
-    for path, section, value in sections(root, above=root()):
-        lines.append(f"## {f'`{path}`' if path else 'Top level'}")
-        lines.append(inspect.cleandoc(section.__doc__ or ""))
-        lines.append(section_table(path, section, value))
+    lines += section_pages(root, "Top level", "##")
+    lines += [
+        "## Live trading",
+        "A tree of its own, in a file of its own: `echelon live run --config FILE -o KEY=VALUE`. "
+        "[How to use it](../guide/live.md).",
+        *section_pages(LiveConfig, "The engine", "###"),
+    ]
     lines += [
         "## Environment variables",
         "Secrets come from the environment and from nowhere else; they never enter a "
@@ -147,6 +151,14 @@ def config_page(root: type[BaseModel] = Config) -> str:
         ),
     ]
     return "\n\n".join(lines) + "\n"
+
+
+def section_pages(root: type[BaseModel], top: str, level: str) -> Iterator[str]:
+    """Yield heading, text and table of every section below `root`; top: heading of its own."""
+    for path, section, value in sections(root, above=root()):
+        yield f"{level} {f'`{path}`' if path else top}"
+        yield inspect.cleandoc(section.__doc__ or "")
+        yield section_table(path, section, value)
 
 
 def sections(

@@ -317,6 +317,13 @@ def test_documented_presets_are_the_real_ones() -> None:
     assert table(KERNEL, "Presets") == [row(name) for name in PRESETS]
 
 
+def test_readmes_name_the_presets_that_people_try() -> None:
+    for page in READMES:
+        text = page.read_text(encoding="utf-8")
+        for name in ("cn", "ashare", "us", "crypto"):
+            assert f"`{name}`" in text, (page.name, name)
+
+
 def test_documented_reasons_and_haircuts_are_the_real_ones() -> None:
     listed = re.findall(r"`([A-Z_]+)`", " ".join(row[0] for row in table(KERNEL, "Rejections")))
     assert listed == [reason.name for reason in Reason if reason]

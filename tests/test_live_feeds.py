@@ -272,7 +272,7 @@ def test_a_store_replays_at_its_speed(tmp_path: Path) -> None:
         ("store?speed", "name=value"),
         ("file:nowhere", "no such file"),
         ("kafka://127.0.0.1:9092", "HOST:PORT/TOPIC"),
-        ("kafka://user:pass@127.0.0.1:9092/bars", "ECHELON_KAFKA"),
+        ("kafka://user:hunter2@127.0.0.1:9092/bars", "ECHELON_KAFKA"),
         ("kafka://127.0.0.1:9092/bars?mode=fast", "expected one of once, history, live"),
     ],
 )
@@ -281,7 +281,7 @@ def test_an_address_that_cannot_be_used_says_why(
 ) -> None:
     with pytest.raises(UsageError, match=message) as error:
         open_feed(text, as_bundle(shares), store_path(shares))
-    assert "pass" not in str(error.value)
+    assert "hunter2" not in str(error.value)
 
 
 def test_addresses_are_taken_apart() -> None:

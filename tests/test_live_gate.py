@@ -384,7 +384,7 @@ def _journal_of(gate: Gate, tapes: Mapping[str, Tape], dies: Iterator[bool]) -> 
             gate = Gate(panel, np.zeros(3), np.ones(3, dtype=np.bool_), config, live=False)
             gate.restore(state)
             if committed:
-                gate.passed(committed[-1], doubted)
+                gate.note_set(committed[-1], doubted)
                 gate.restore(state)
             gate.resume(offsets, seen, refused_to)
             at = {s: offsets.get(s, 0) for s in tapes}

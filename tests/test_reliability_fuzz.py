@@ -24,7 +24,7 @@ from reliability.watched import Finished, Job, Limits, Pool, Runner, Settings
 LIMITS = Limits(seconds=2.0, memory=200 << 20)
 CHEAP = (
     *("config", "override", "argv", "csv", "parquet", "ticks", "qlib", "side", "exogenous"),
-    *("vendor", "store", "prepared", "prepare", "cache", "redis", "execution"),
+    *("vendor", "store", "prepared", "prepare", "cache", "redis", "execution", "live"),
 )
 """Targets of the short session: those whose worlds are made in seconds."""
 

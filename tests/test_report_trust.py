@@ -25,7 +25,7 @@ from echelon.ops.measures import LABELS
 from echelon.report.pages import render_part
 from echelon.report.run.gather import SplitData, gather
 from echelon.report.run.page import PARTS
-from echelon.report.run.trust import search_lines, span_of, verdict_sentence
+from echelon.report.run.trust import range_text, search_lines, span_of, verdict_sentence
 from echelon.report.texts import Words
 
 EN, ZH = Words("en"), Words("zh")
@@ -364,3 +364,16 @@ def test_command_line_says_verdict_seeds_deflation_and_looks(run: Path) -> None:
 
 def test_command_line_is_silent_where_nothing_is_known(tmp_path: Path) -> None:
     assert list(how_sure(tmp_path, "test")) == []
+
+
+def test_interval_ends_where_the_measure_does() -> None:
+    drawdown, gain = LABELS["max_drawdown"], LABELS["total_return"]
+    assert range_text(-0.256, 0.697, Words("en"), drawdown) == "0.0 to 69.7 %"
+    assert range_text(-0.256, 0.697, Words("en"), gain) == "−25.6 to 69.7 %"
+
+
+def test_plots_side_by_side_scroll_where_there_is_no_room(run: Path) -> None:
+    html = html_of(run)
+    wide = '<div class="scroll"><div class="chart several" data-chart="training"></div></div>'
+    assert wide in html
+    assert '<div class="chart" data-chart="test/equity"></div>' in html

@@ -109,7 +109,9 @@ def status_view(status: Mapping[str, Any], recent: Recent | None = None) -> Rend
     held, orders = _positions(status, recent), _orders(status)
     tables = Table.grid(padding=(0, 3))
     tables.add_row(*(table for table in (held, orders) if table is not None))
-    return Group(*parts, *([Text(), tables] if held or orders else []))
+    if held or orders:
+        parts += [Text(), tables]
+    return Group(*parts)
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -140,7 +142,7 @@ def _facts(status: Mapping[str, Any], recent: Recent) -> Table:
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column()
     equity, account = status["equity"], status["account"]
-    value = Text(f"{equity:,.2f}", style="bold")
+    value = Text(f"{equity:,.2f}" if status["bars"] else "none yet", style="bold")
     if len(recent.equity) > 1 and recent.equity[-2] > 0.0:
         change = recent.equity[-1] / recent.equity[-2] - 1.0
         value.append(f"  {change:+.2%} last bar", "green" if change >= 0.0 else "red")

@@ -106,7 +106,7 @@ def prepare_client(client: Any, seconds: float = SECONDS, *, direct: bool = Fals
         """With a timeout for every request."""
 
         def request(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (as requests has it)
-            return super().request(*args, timeout=seconds, **kwargs)
+            return super().request(*args, **{**kwargs, "timeout": seconds})
 
     client._session = OneTry()
     client._session.trust_env = not direct

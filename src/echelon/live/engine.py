@@ -4,13 +4,13 @@
 
 A step, for each bar set that the gate lets pass:
 
-1. The venue says what became of the orders before: fills, statuses, what is held. A paper venue is
+1. The bars and the feed's offsets are committed: whatever dies, these bars are decided on.
+2. The venue says what became of the orders before: fills, statuses, what is held. A paper venue is
    shown the bars first, which fill them.
-2. `DecisionEngine.push` decides, by the functions of the backtest.
-3. The risk gate passes or stops each order.
-4. Bars, offsets of the feed, fills, account, decision and orders are committed together. Only then
-   is anything sent.
-5. The orders are sent; what the venue answers is an entry of the next commit. Without an answer an
+3. `DecisionEngine.push` decides, by the functions of the backtest.
+4. The risk gate passes or stops each order.
+5. Fills, account, decision and orders are committed together. Only then is anything sent.
+6. The orders are sent; what the venue answers is an entry of the next commit. Without an answer an
    order is unknown until the venue says what became of it, and is never decided again.
 
 Everything that the engine knows follows from the journal (`LiveState.apply`), so starting is
@@ -197,6 +197,7 @@ class LiveEngine(Closing):
         self.published = self.status()
         self._unknown_since: float | None = None
         self._foreign: list[str] = []
+        self._undecided: tuple[BarSet, datetime] | None = None  # the engine died behind them
         self._asked = 0.0
         self._stop: Callable[[], bool] = lambda: False
 
@@ -262,10 +263,14 @@ class LiveEngine(Closing):
         self.reconcile()
         state = self.state
         self.gate.resume(state.offsets, state.seen, state.refused_to)
+        if self._undecided is not None:
+            self._decide(*self._undecided)
+            self.decider.complete()
         self.feed.start(state.offsets, self.decider.time)
         last = None if bars is None else self.state.bars + bars
         while not stop() and (last is None or self.state.bars < last):
             self._obey()
+            self.feed.hold(self.gate.ahead())
             messages = self.feed.poll(_IDLE_SECONDS)
             self.gate.take(messages, self.clock.monotonic(), self.feed.sources)
             idle = True
@@ -287,6 +292,22 @@ class LiveEngine(Closing):
         """One bar set: see the module's text."""
         began = self.clock.monotonic()
         bars = self.decider.with_series(bars)
+        self._drain_refusals()
+        body, data = encode_bars(bars)
+        gate = self.gate
+        source = {"offsets": gate.offsets, "seen": gate.seen, "doubted": gate.doubted}
+        received = self.clock.wall()
+        self._record("bars", {**body, **source, "received": received.isoformat()}, data)
+        self.journal.commit()
+        self._decide(bars, received)
+        self.latency = self.clock.monotonic() - began
+        self.decider.complete()
+        if self.state.bars % self.config.snapshot_every == 0:
+            self._snapshot()
+        self.published = self.status()
+
+    def _decide(self, bars: BarSet, received: datetime) -> None:
+        """What follows from bars that are in the journal."""
         self._resolve()
         if self._venue is not None:
             fills, account, statuses, cursor = self._ask(self._venue.show_bars, bars)
@@ -301,25 +322,14 @@ class LiveEngine(Closing):
         if fills:
             listed = [fill._asdict() for fill in fills]
             self._record("fills", {"fills": listed, "cursor": cursor})
-        self._drain_refusals()
-        body, data = encode_bars(bars)
-        gate = self.gate
-        received = self.clock.wall()
-        source = {"offsets": gate.offsets, "seen": gate.seen, "doubted": gate.doubted}
-        self._record("bars", {**body, **source, "received": received.isoformat()}, data)
         self._record("account", account._asdict())
         self._record("decision", decision.to_dict())
         for breach in breached_limits(self.config.limits, self.state.risk):
             self._record("halt", {"reason": "limit", "detail": breach})
         orders = self._write_orders(decision, account, received)
         self.journal.commit()
-        self.decision = decision
+        self.decision, self._undecided = decision, None
         self._send(orders)
-        self.latency = self.clock.monotonic() - began
-        self.decider.complete()
-        if self.state.bars % self.config.snapshot_every == 0:
-            self._snapshot()
-        self.published = self.status()
 
     def halt(self, reason: str, detail: str) -> None:
         """Send nothing from now on, until an operator resumes."""
@@ -332,8 +342,8 @@ class LiveEngine(Closing):
     def reconcile(self) -> list[str]:
         """Bring orders in flight to an end, and compare the venue with the journal."""
         self._resolve()
-        if self._venue is not None or not self.state.account:
-            return []  # a paper venue answers by bar, and was the journal's from the start
+        if not self.state.account or (self._venue is not None and self._undecided is not None):
+            return []  # nothing to compare with, or the venue may be these bars ahead
         fills, cursor = self._ask(self.broker.fills, self.state.cursor)
         account = self._ask_account()
         differences = self._compare(account, fills)
@@ -452,7 +462,7 @@ class LiveEngine(Closing):
                 known = self.broker.orders([order["id"] for order in orders])
                 self._take_answers(known.values())
                 lost = [order for order in orders if order["id"] not in known]
-                barred = self._barred()
+                barred = self._reason_not_to_send()
                 if barred is None:
                     self._send([_request_of(order) for order in lost])
                 else:
@@ -576,7 +586,7 @@ class LiveEngine(Closing):
         for refusal in self.gate.drain():
             self._record("refused", refusal._asdict())
 
-    def _barred(self) -> str | None:
+    def _reason_not_to_send(self) -> str | None:
         """Why nothing may be sent now; None: it may."""
         if self.state.mode == "halted":
             return "halted"
@@ -680,7 +690,8 @@ class LiveEngine(Closing):
             kind, body = entry.kind, entry.body
             if kind == "bars":
                 bars = decode_bars(body, entry.data or b"")
-                self.gate.passed(bars, body["doubted"])
+                self.gate.note_set(bars, body["doubted"])
+                self._undecided = bars, datetime.fromisoformat(body["received"])
             elif kind == "account":
                 account = account_of(body)
             elif kind == "decision":
@@ -694,7 +705,7 @@ class LiveEngine(Closing):
                         "Run the version that wrote it, on the same kind of machine.",
                     )
                 self.decider.complete()
-                self.decision = decision
+                self.decision, self._undecided = decision, None
             self.state.apply(kind, body)
 
     def _snapshot(self) -> None:

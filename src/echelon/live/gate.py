@@ -33,6 +33,7 @@ from echelon.data.derive import FIELDS
 from echelon.data.stream import BarSet, PanelStream, StreamState, check_arrays, find_faults
 from echelon.errors import DataError, shorten
 from echelon.live.feeds import Message
+from echelon.live.feeds.ticks import TickBars
 from echelon.serving.engine import DecisionEngine
 from echelon.states import State
 from echelon.types import Bools, Floats, Times
@@ -89,6 +90,7 @@ class _Pending:
     arrived: float  # of the first message, monotonic
     came: set[int] = field(default_factory=set)  # columns with a bar
     facts: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
+    ticks: list[Message] = field(default_factory=list)
     benchmark: float | None = None
     first: dict[str, int] = field(default_factory=dict)  # source → its first offset
 
@@ -122,6 +124,7 @@ class Gate:
         self._refusals: list[Refusal] = []
         self._more: Counter[str] = Counter()
         self._strangers: set[str] = set()
+        self._ticks = TickBars(self._kind)
         self._last: np.datetime64 = panel.time
         self._members = panel.members.copy()
         self._memory = _Memory.start(closes, panel.factors, traded, self._fields)
@@ -188,7 +191,7 @@ class Gate:
     def take(self, messages: Sequence[Message], now: float, sources: Sequence[str]) -> None:
         """Read messages. now: monotonic seconds; sources: all that the feed has"""
         self._sources = tuple(sources)
-        for message in messages:
+        for message in self._ticks.place(messages):
             self._next[message.source] = message.offset + 1
             if message.kind == "refused":
                 detail = f"{message.body.get('reason')}: {message.body.get('detail')}"
@@ -217,6 +220,8 @@ class Gate:
                 self._closed[message.source] = time
             elif message.kind == "benchmark":
                 self._take_benchmark(_Item(message, pending))
+            elif message.kind == "tick":
+                pending.ticks.append(message)
             else:
                 self._take_facts(_Item(message, pending))
 
@@ -238,11 +243,12 @@ class Gate:
                 if isinstance(gap, Halt):
                     yield gap
                 else:
-                    self.passed(gap)
+                    self.note_set(gap)
                     yield gap
+            self._take_ticks(pending)
             del self._pending[time]
             bars = self._make(pending)
-            self.passed(bars)
+            self.note_set(bars)
             yield bars
 
     def ahead(self) -> frozenset[str]:
@@ -253,7 +259,7 @@ class Gate:
         ahead = frozenset(source for source, time in self._newest.items() if time > oldest)
         return frozenset() if ahead >= frozenset(self._sources) else ahead
 
-    def passed(self, bars: BarSet, doubted: Mapping[str, float] | None = None) -> None:
+    def note_set(self, bars: BarSet, doubted: Mapping[str, float] | None = None) -> None:
         """Remember a set that has passed; doubted: of the journal, where it passed before."""
         self._last = bars.time
         self._memory.note(bars)
@@ -324,6 +330,21 @@ class Gate:
             rows[name][n] = number
         pending.st[n] = body.get("st") is True
 
+    def _take_ticks(self, pending: _Pending) -> None:
+        """Bars of a set's ticks, now that no more of them come, as if they had come as bars."""
+        if not pending.ticks:
+            return
+        # As traded: sources come in any order, each is in its own.
+        ticks = sorted(pending.ticks, key=lambda m: (m.body["at"], m.source, m.offset))
+        bodies, problems = self._ticks.bars(ticks)
+        for number, what in problems:
+            symbol = shorten(ticks[number].body["symbol"], 64)
+            self._note(Refusal("", -1, str(pending.time), symbol, "value", shorten(what)))
+        source, offset = ticks[-1][:2]
+        for body in bodies:
+            message = Message(source, offset, "bar", pending.time, body)
+            self._take_bar(_Item(message, pending))
+
     def _column_of(self, body: Mapping[str, Any]) -> int | None:
         symbol = body.get("symbol")
         return self._column.get(symbol) if isinstance(symbol, str) else None
@@ -370,6 +391,8 @@ class Gate:
     # Bar sets.
 
     def _is_late(self, pending: _Pending, now: float) -> bool:
+        if pending.ticks and not any(time > pending.time for time in self._newest.values()):
+            pending.arrived = now  # its bar has not ended: the deadline begins with the next one
         return now - pending.arrived >= self._config.deadline_seconds
 
     def _is_closed(self, time: np.datetime64) -> bool:
@@ -529,13 +552,13 @@ class _Memory:
             confirmed = np.maximum(again, 1.0 / again) <= config.max_jump
         jumped = jumps & ~confirmed
         self.doubted = np.where(jumped, bars.close, np.nan)
-        repeats = np.where(self._repeated(bars), self.repeats + 1, 0.0)
+        repeats = np.where(self._find_repeats(bars), self.repeats + 1, 0.0)
         still = repeats >= config.stale_bars if config.stale_bars else np.zeros_like(jumped)
-        found = [
+        doubts = [
             (int(n), "jump", f"close {bars.close[n]:g} is {ratio[n]:.4g} times the one before")
             for n in np.flatnonzero(jumped)
         ]
-        return found + [
+        return doubts + [
             (int(n), "stale", f"the same bar {int(repeats[n]) + 1} times in a row")
             for n in np.flatnonzero(still & ~jumped)
         ]
@@ -544,7 +567,7 @@ class _Memory:
         """Take in a set that passes."""
         on = ~np.isnan(bars.close)
         self.repeats = np.where(
-            on, np.where(self._repeated(bars), self.repeats + 1, 0), self.repeats
+            on, np.where(self._find_repeats(bars), self.repeats + 1, 0), self.repeats
         )
         self.had = on
         self.close = np.where(on, bars.close, self.close)
@@ -566,7 +589,7 @@ class _Memory:
             before = np.where(np.isnan(bars.pre_close), before, bars.pre_close)
         return before
 
-    def _repeated(self, bars: BarSet) -> Bools:
+    def _find_repeats(self, bars: BarSet) -> Bools:
         """[N] whether a bar equals the one before in every field, and something was traded."""
         same = ~np.isnan(bars.close)
         for name, values in self.last.items():

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest
@@ -101,15 +101,14 @@ def replay_journal(bundle: Bundle, journal: Journal) -> JournalReplay:
 def _fills_by_bar(journal: Journal) -> dict[str, dict[str, tuple[float, float]]]:
     """Time of a bar set → symbol → (shares, price) of the fills written down with it."""
     every: dict[str, dict[str, tuple[float, float]]] = {}
-    waiting: list[dict[str, Any]] = []
+    time = ""
     for entry in journal.entries(kinds=("fills", "bars")):
-        if entry.kind == "fills":
-            waiting += entry.body["fills"]
+        if entry.kind == "bars":
+            time = entry.body["time"]
+            every[time] = {}
         else:
-            at = every[entry.body["time"]] = {}
-            for fill in waiting:
-                at[fill["symbol"]] = fill["shares"], fill["price"]
-            waiting = []
+            for fill in entry.body["fills"]:
+                every[time][fill["symbol"]] = fill["shares"], fill["price"]
     return every
 
 

@@ -11,7 +11,7 @@ templates/live.html says what is on the page.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from echelon.population.record import CommandRecord, record_of
 from echelon.report import hierarchy
 from echelon.report.charts import books as charts
 from echelon.report.charts import hierarchy as hierarchy_charts
-from echelon.report.charts.chart import DATES, Axis, BarStack, Curve, Plot
+from echelon.report.charts.chart import BACKTEST, DATES, Axis, BarStack, Curve, Plot
 from echelon.report.charts.slides import Slide, draw_slide, slide_words
 from echelon.report.pages import Cell, Content, Headline, Named, Table, render_page
 from echelon.report.rules import rules_text
@@ -46,14 +46,13 @@ from echelon.report.texts import DASH, Words, file_name, languages_with
 from echelon.serving.bundle import Bundle
 
 STEM = "report"
-_BACKTEST = "backtest"
 _MOST_ROWS = 500
 """Of a table; `echelon live journal export` writes all of them."""
 _MOST_NAMES = 4
 _BASELINES = ("benchmark", "buy_and_hold", "equal_weight")
 """Those that need no bar before the first one: a journal has none."""
 _BP = 1e4
-_ROLES = {"traded": "accent", "untraded/no_change": "hold", "pending": "faint"}
+_ROLES = {"traded": "accent_soft", "untraded/no_change": "hold", "pending": "faint"}
 _MOST_REASONS = 12
 """Shown as areas of their own; the others are one."""
 
@@ -73,7 +72,8 @@ class Results:
     """
 
     bundle: Bundle
-    journal: Journal
+    journal: Path
+    offsets: Mapping[str, int]
     replay: JournalReplay
     live: Backtest | None
     split: SplitData | None
@@ -115,7 +115,7 @@ def write_live_report(bundle: Bundle, journal: Journal, output_dir: Path, lang: 
     for language in written:
         words = live_words(language)
         if results.split is not None:
-            shown = slide_words(words).renamed(**_NAMES)
+            shown = slide_words(words).rename(**_NAMES)
             chart = charts.equity_chart(results.split, shown)
             title = f"{bundle.manifest['policy']} · {shown('equity')}"
             slide = Slide(title, verdict(results, shown).sentence, chart, _span(results, shown))
@@ -137,7 +137,7 @@ _NAMES = {
 
 def live_words(lang: str) -> Words:
     """The words of this page."""
-    return Words(lang).renamed(**_NAMES)
+    return Words(lang).rename(**_NAMES)
 
 
 def gather(bundle: Bundle, journal: Journal) -> Results:
@@ -151,11 +151,13 @@ def gather(bundle: Bundle, journal: Journal) -> Results:
     if replay.backtest is not None:
         live = live_backtest(journal, replay.world)
         split = _split(bundle, replay, live)
+    last = journal.last("bars")
     names = ("orders", "stopped", "refused", "events", "decisions")
     frames = {name: read_table_of(journal, name) for name in names}
     return Results(
         bundle,
-        journal,
+        journal.path,
+        {} if last is None else last.body["offsets"],
         replay,
         live,
         split,
@@ -175,7 +177,7 @@ def _split(bundle: Bundle, replay: JournalReplay, live: Backtest) -> SplitData:
     config = config.model_copy(
         update={"eval": config.eval.model_copy(update={"baselines": chosen})}
     )
-    every = {_BACKTEST: replay.backtest, **run_baselines(world, replay.span, config)}
+    every = {BACKTEST: replay.backtest, **run_baselines(world, replay.span, config)}
     facts = {
         "first": str(times[0].astype("datetime64[D]")),
         "last": str(times[-1].astype("datetime64[D]")),
@@ -212,7 +214,8 @@ def render(results: Results, words: Words, output_dir: Path, written: Sequence[s
         differences=results.replay.differences[:100],
         results=results,
         split=results.split,
-        live=_Leads,
+        leads=[] if results.split is None else leads(results, words),
+        headlines=[] if results.split is None else headlines(results.split, words),
         run={"config": bundle.config},
         events=_events_table(results, words),
         refused=_refused_table(results, words),
@@ -246,6 +249,11 @@ def _stamp(time: Any) -> str:  # noqa: ANN401 (a datetime, or None)
     return DASH if time is None else str(time)[:16].removesuffix(" 00:00")
 
 
+def _format_signed(value: float, digits: int) -> str:
+    """With its sign; 0 for nothing."""
+    return f"{value:+,.{digits}f}".replace("-", "\N{MINUS SIGN}") if value else "0"
+
+
 # Whether live was what the backtest is.
 
 
@@ -272,56 +280,53 @@ def verdict(results: Results, words: Words) -> Verdict:
     )
 
 
-class _Leads:
-    """The sentences and numbers that the page begins with."""
-
-    @staticmethod
-    def leads(results: Results, words: Words) -> list[str]:
-        """What came out, what orders cost, what the gates did."""
-        assert results.live is not None and results.replay.backtest is not None
-        gain = LABELS["total_return"].format
-        live, backtest = (
-            float(book.value[-1] / book.value[0] - 1.0)
-            for book in (results.live, results.replay.backtest)
+def leads(results: Results, words: Words) -> list[str]:
+    """What came out, what orders cost, what the gates did."""
+    assert results.live is not None
+    assert results.replay.backtest is not None
+    gain = LABELS["total_return"].format
+    live, backtest = (
+        float(book.value[-1] / book.value[0] - 1.0)
+        for book in (results.live, results.replay.backtest)
+    )
+    costs, value = float(results.costs["total"].sum()), float(results.costs["value"].sum())
+    sent = results.orders.height
+    filled = results.orders.filter(pl.col("filled") > 0).height
+    halts = results.events.filter(kind="halt").height
+    gap = _format_signed((live - backtest) * _BP, 2)
+    return [
+        words("live_lead_return", live=gain(live), backtest=gain(backtest), gap=gap),
+        words(
+            "live_lead_orders",
+            sent=f"{sent:,}",
+            filled=f"{filled:,}",
+            shortfall=DASH if value <= 0.0 else _format_signed(costs / value * _BP, 1),
+            value=f"{value:,.0f}",
+            share=f"{_format_signed(100 * costs / float(results.live.value[0]), 2)} %",
         )
-        costs, value = float(results.costs["total"].sum()), float(results.costs["value"].sum())
-        sent = results.orders.height
-        filled = results.orders.filter(pl.col("filled") > 0).height
-        halts = results.events.filter(kind="halt").height
-        gap = f"{(live - backtest) * _BP:+.2f}" if live != backtest else "0"
-        return [
-            words("live_lead_return", live=gain(live), backtest=gain(backtest), gap=gap),
-            words(
-                "live_lead_orders",
-                sent=f"{sent:,}",
-                filled=f"{filled:,}",
-                shortfall=DASH if value <= 0.0 else f"{costs / value * _BP:+.1f}",
-                value=f"{value:,.0f}",
-                share=f"{costs / float(results.live.value[0]):+.2%}",
-            )
-            + words("space")
-            + words(
-                "live_lead_gates",
-                stopped=f"{results.stopped.height:,}",
-                refused=f"{results.refused.height:,}",
-                halts=f"{halts:,}",
-            ),
-        ]
+        + words("space")
+        + words(
+            "live_lead_gates",
+            stopped=f"{results.stopped.height:,}",
+            refused=f"{results.refused.height:,}",
+            halts=f"{halts:,}",
+        ),
+    ]
 
-    @staticmethod
-    def headlines(split: SplitData, words: Words) -> list[Headline]:
-        """The headline measures of a report: live large, the backtest and the index below."""
-        items = []
-        measures = split.agents[0].measures
-        for name in tables.HEADLINES:
-            others = {
-                words.name(record.key): LABELS[name].format(record.measures[name])
-                for record in split.baselines
-                if record.key in (_BACKTEST, "benchmark")
-            }
-            texts = words.measure(name), words.meaning(name)
-            items.append(Headline(*texts, LABELS[name].format(measures[name]), "", others))
-        return items
+
+def headlines(split: SplitData, words: Words) -> list[Headline]:
+    """The headline measures of a report: live large, the backtest and the index below."""
+    items = []
+    measures = split.agents[0].measures
+    for name in tables.HEADLINES:
+        others = {
+            words.name(record.key): LABELS[name].format(record.measures[name])
+            for record in split.baselines
+            if record.key in (BACKTEST, "benchmark")
+        }
+        texts = words.measure(name), words.meaning(name)
+        items.append(Headline(*texts, LABELS[name].format(measures[name]), "", others))
+    return items
 
 
 # What happened.
@@ -452,10 +457,10 @@ def _parts_table(costs: pl.DataFrame, words: Words) -> Table:
         worth = [float(side["value"].sum()) for side in sides]
         money = [float(side[name].sum()) for side in sides]
         shares = [
-            f"{part / whole * _BP:+.2f}" if whole > 0.0 else DASH
+            _format_signed(part / whole * _BP, 2) if whole > 0.0 else DASH
             for part, whole in zip(money, worth, strict=True)
         ]
-        rows.append([words(f"live_part_{name}"), f"{money[0]:+,.0f}", *shares])
+        rows.append([words(f"live_part_{name}"), _format_signed(money[0], 0), *shares])
     head = [words(f"live_{name}") for name in ("part", "money", "bp", "buys", "sells")]
     return Table(head, rows, "measures whole")
 
@@ -464,7 +469,9 @@ def _orders_table(costs: pl.DataFrame, words: Words) -> Table:
     rows: list[list[Content]] = []
     for order in costs.iter_rows(named=True):
         side = words(f"execution_{order['side']}")
-        parts = [f"{order[name] / order['value'] * _BP:+.1f}" for name in (*SHORTFALL, "total")]
+        parts = [
+            _format_signed(order[name] / order["value"] * _BP, 1) for name in (*SHORTFALL, "total")
+        ]
         reason = "" if order["reason"] is None else words.term("reason", order["reason"])
         rows.append(
             [
@@ -476,7 +483,7 @@ def _orders_table(costs: pl.DataFrame, words: Words) -> Table:
                 f"{order['arrival']:,.6g}",
                 DASH if order["price"] is None else f"{order['price']:,.6g}",
                 *parts,
-                f"{order['total']:+,.2f}",
+                _format_signed(order["total"], 2),
                 Cell(reason, "text"),
             ]
         )
@@ -592,19 +599,18 @@ def _names(symbols: Sequence[str]) -> str:
 
 
 def _facts(results: Results, words: Words, output_dir: Path) -> FactRows:
-    bundle, journal, replay = results.bundle, results.journal, results.replay
+    bundle, replay, offsets = results.bundle, results.replay, results.offsets
     origin = bundle.manifest["origin"]
     command = ["echelon", "live", "report", "--bundle", str(bundle.path)]
-    command += ["--journal", str(journal.path), "--output-dir", str(output_dir)]
+    command += ["--journal", str(results.journal), "--output-dir", str(output_dir)]
     if words.lang != "en":
         command += ["--lang", words.lang]
-    last = journal.last("bars")
-    offsets = {} if last is None else last.body["offsets"]
     rules: FactRows = []
     if replay.world.in_force is not None:
         facts = replay.world.in_force.facts() | {"fill": replay.world.ledger["fill"]}
         rules = [("fact_rules", [rules_text(facts, words)])]
-    entries = words("live_journal_entries", name=journal.path.name, entries=f"{journal.seq:,}")
+    seq = f"{results.status['entries']:,}"
+    entries = words("live_journal_entries", name=results.journal.name, entries=seq)
     return [
         ("fact_bundle", [f"{bundle.path} · {bundle.id[:20]}"]),
         ("fact_policy", [bundle.manifest["policy"]]),

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from echelon.backtest.run import Backtest
 from echelon.envs.act import Action
@@ -75,15 +76,19 @@ def live_backtest(journal: Journal, world: World) -> Backtest:
             shares[k, column[symbol]] = held
         decided.append([_action(kind, body["target"][symbol]) for symbol in symbols])
     worth = np.maximum(value, 1e-12)
+    discrete = kind == "discrete"
+    actions: Floats | NDArray[np.int8] = np.array(decided[:-1], dtype=np.float64)
+    if discrete:
+        actions = actions.astype(np.int8)
     return Backtest(
         policy="live",
-        kind="discrete" if kind == "discrete" else "weights",
+        kind="discrete" if discrete else "weights",
         symbols=symbols,
         times=at.times,
         value=value,
         weights=(shares * np.nan_to_num(at.close) / worth[:, None]).astype(np.float32),
         cash_share=(cash / worth).astype(np.float32),
-        actions=np.array(decided[:-1], dtype=np.int8 if kind == "discrete" else np.float64),
+        actions=actions,
         fills=_fills(journal, at, column),
         fill_times=at.times[1:],
         periods_per_year=world.periods_per_year,
@@ -97,7 +102,7 @@ def _action(kind: str, target: Any) -> float:  # noqa: ANN401 (a name, a weight,
 
 
 def _fills(journal: Journal, at: LiveRows, column: Mapping[str, int]) -> Fills:
-    """[S,N] each: all fills of a symbol between two decisions as one, and why not all was filled."""
+    """[S,N] each: the fills of a symbol between two decisions as one, and what was not filled."""
     grids = {name: np.zeros((len(at.times) - 1, len(column))) for name in Fills._fields[:-1]}
     money = np.zeros_like(grids["price"])
     size = np.zeros_like(money)
@@ -136,8 +141,8 @@ def shortfalls(journal: Journal, world: World) -> pl.DataFrame:
     )
     signed = pl.when(pl.col("side") == "buy").then(1.0).otherwise(-1.0)
     spent = pl.when(pl.col("spend") > 0).then(pl.col("spend") / pl.col("price"))
-    asked = pl.when(pl.col("shares") > 0).then(pl.col("shares"))
-    asked = asked.otherwise(spent.otherwise(pl.col("wanted").abs()))
+    wished = spent.otherwise(pl.col("wanted").abs())
+    asked = pl.when(pl.col("shares") > 0).then(pl.col("shares")).otherwise(wished)
     orders = read_table_of(journal, "orders").filter(~pl.col("state").is_in(["intent", *OPEN]))
     orders = orders.with_columns(
         asked=asked, arrival=pl.col("price"), sign=signed, ended=_next_close(orders, journal, world)

@@ -170,7 +170,7 @@ def _orders(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
     yield from orders.values()
 
 
-def _stopped(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
+def _list_stopped(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
     names = ("id", "symbol", "side", "shares", "price", "wanted", "spend", "code")
     for entry in entries:
         row = {name: entry.body[name] for name in names}
@@ -178,17 +178,17 @@ def _stopped(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
 
 
 def _fills(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
-    """`after`: time of the bar set that the fill came behind; null: before the first."""
+    """`after`: the last decision before the fill; null: before the first."""
     after = None
     for entry in entries:
-        if entry.kind == "bars":
+        if entry.kind == "decision":
             after = entry.body["time"]
             continue
         for fill in entry.body["fills"]:
             yield {"entry": entry.seq, "after": after, **fill}
 
 
-def _refused(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
+def _list_refused(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
     for entry in entries:
         yield {"entry": entry.seq, **entry.body}
 
@@ -242,9 +242,9 @@ TABLES: dict[str, Table] = {
         {"time": _TIME, **_ORDER, "by": _TEXT, "state": _TEXT, "filled": _NUMBER, "reason": _TEXT},
         _orders,
     ),
-    "stopped": Table(("stopped",), {"time": _TIME, **_ORDER, "code": _TEXT}, _stopped),
+    "stopped": Table(("stopped",), {"time": _TIME, **_ORDER, "code": _TEXT}, _list_stopped),
     "fills": Table(
-        ("bars", "fills"),
+        ("decision", "fills"),
         {
             **{"after": _TIME, "trade_id": _TEXT, "order_id": _TEXT, "symbol": _TEXT},
             **dict.fromkeys(("shares", "price", "commission", "stamp", "slippage"), _NUMBER),
@@ -258,7 +258,7 @@ TABLES: dict[str, Table] = {
             **{"source": _TEXT, "offset": _COUNT},
             **dict.fromkeys(("time", "symbol", "reason", "detail"), _TEXT),
         },
-        _refused,
+        _list_refused,
     ),
     "events": Table(
         (),

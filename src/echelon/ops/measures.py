@@ -255,6 +255,7 @@ class Label:
 
     unit: percent (0.123 prints as 12.3 %), multiple (94.6×), ratio or number (money: 1,235)
     higher_is_better: None where neither is
+    least: what no value is below; an interval that assumes a normal distribution is cut there
     meaning: in a sentence; this and `text` in other languages are in the report's catalogues
     """
 
@@ -263,6 +264,7 @@ class Label:
     higher_is_better: bool | None
     digits: int = 2
     meaning: str = ""
+    least: float = -math.inf
 
     @property
     def suffix(self) -> str:
@@ -293,10 +295,18 @@ LABELS: Mapping[str, Label] = {
     "total_return": Label("Total return", "percent", True, meaning="Gain over the whole period."),
     "annual_return": Label("Annual return", "percent", True, meaning="Compound growth a year."),
     "volatility_period": Label(
-        "Volatility (per period)", "percent", False, meaning="Standard deviation of the returns."
+        "Volatility (per period)",
+        "percent",
+        False,
+        meaning="Standard deviation of the returns.",
+        least=0.0,
     ),
     "volatility_annual": Label(
-        "Volatility (annual)", "percent", False, meaning="Per period, times √periods a year."
+        "Volatility (annual)",
+        "percent",
+        False,
+        meaning="Per period, times √periods a year.",
+        least=0.0,
     ),
     "sharpe_period": Label(
         "Sharpe (per period)",
@@ -313,13 +323,21 @@ LABELS: Mapping[str, Label] = {
     ),
     "calmar": Label("Calmar", "ratio", True, meaning="Annual return / maximum drawdown."),
     "max_drawdown": Label(
-        "Maximum drawdown", "percent", False, meaning="Deepest fall from a high of the equity."
+        "Maximum drawdown",
+        "percent",
+        False,
+        meaning="Deepest fall from a high of the equity.",
+        least=0.0,
     ),
     "cvar95": Label(
         "CVaR 95 %", "percent", False, meaning="Mean loss of the worst 5 % of periods."
     ),
     "turnover_annual": Label(
-        "Turnover (a year, two-way)", "multiple", None, meaning="Buys plus sells a year / value."
+        "Turnover (a year, two-way)",
+        "multiple",
+        None,
+        meaning="Buys plus sells a year / value.",
+        least=0.0,
     ),
     "hit_rate": Label(
         "Hit rate", "percent", True, meaning="Share of gains among non-zero periods."

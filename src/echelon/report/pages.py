@@ -138,12 +138,19 @@ def render_part(name: str, words: Words, **context: object) -> str:
         """The place of a chart, or of several by key of which a choice of that key shows one."""
         if isinstance(drawn, Plot):
             drawn = Chart([[drawn]], **look)
+        charts = [drawn] if isinstance(drawn, Chart) else list(drawn.values())
         trees[key] = (
             page_chart(drawn)
             if isinstance(drawn, Chart)
             else {"variants": {variant: page_chart(own) for variant, own in drawn.items()}}
         )
-        return Markup('<div class="chart" data-chart="{}"></div>').format(key)
+        place = Markup('<div class="chart" data-chart="{}"></div>')
+        if any(len(row) > 1 for chart in charts for row in chart.rows):
+            # Plots side by side have no room on a phone: there they scroll, as wide tables do.
+            place = Markup(
+                '<div class="scroll"><div class="chart several" data-chart="{}"></div></div>'
+            )
+        return place.format(key)
 
     def chart_data() -> Markup:
         """Charts so far, as JSON that cannot end the script element it stands in."""

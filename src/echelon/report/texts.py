@@ -51,7 +51,7 @@ class Words:
         self.lang = lang
         self._texts = catalogue(lang)
 
-    def renamed(self, **keys: str) -> Words:
+    def rename(self, **keys: str) -> Words:
         """The same, with the text of another key in place of some: name → key."""
         other = Words(self.lang)
         other._texts = {**self._texts, **{name: self._texts[key] for name, key in keys.items()}}

@@ -383,7 +383,7 @@ class DecisionEngine:
         kind = np.int8 if self.policy.kind == "discrete" else np.float64
         like = {"pending": np.zeros((1, len(self.symbols)), dtype=kind)}
         pending = match_state("decision", like, parts)["pending"]
-        known = np.isin(pending, Action) if kind is np.int8 else ~np.isinf(pending)
+        known = np.isin(pending, list(Action)) if kind is np.int8 else ~np.isinf(pending)
         if not known.all():
             raise ValueError(f"pending is {shorten(pending.tolist())}, which is no decision")
         return pending

@@ -42,7 +42,8 @@ from echelon.config import Config
 from echelon.data import calendars
 from echelon.data.bars import BOUNDS, RawFrame, conform
 from echelon.data.sources import PathSource
-from echelon.data.sources._tables import files_below
+from echelon.data.sources._columns import ColumnMap, FileColumn
+from echelon.data.sources._tables import FileFacts, files_below
 from echelon.data.sources._ticks_read import ProblemLog, TickLayout, read_blocks, sniff
 from echelon.errors import Problem, SourceError
 from echelon.files import atomic_file, scratch_directory, sweep
@@ -93,9 +94,6 @@ class TicksSource(PathSource):
         """Yield the bars of all files by symbol; their `row` is the line of the first trade."""
         layouts = self._layouts
         absent = {"volume", "amount", "pre_close"} - self._fields()
-        time = pl.col("date").cast(pl.Datetime("us")) + pl.duration(milliseconds="bar")
-        # A session's reference price is one, though a row may leave it out or write 0.
-        reference = pl.col("pre_close").max().over("symbol", "date")
         self._problems = ProblemLog()
         trades = TradeFilter(sessions_of(self._calendar), self._freq, self._problems)
         with scratch_directory("ticks") as spill:
@@ -113,11 +111,8 @@ class TicksSource(PathSource):
                 # A bar is of the file of its first trade, and of the row there.
                 rows = bars["first"].to_numpy() % _ROWS
                 files = np.searchsorted(offsets, rows, side="right") - 1
-                bars = bars.with_columns(
-                    pl.col("symbol").cast(pl.String),
-                    *(reference, time.alias("time")),
-                    row=pl.Series(rows - np.array(offsets)[files]),
-                ).drop(absent)
+                bars = _name_bars(bars).drop(absent)
+                bars = bars.with_columns(row=pl.Series(rows - np.array(offsets)[files]))
                 for number in np.unique(files).tolist():
                     piece = bars.filter(pl.Series(files == number)).sort("symbol", "time")
                     yield RawFrame(conform(piece), str(paths[number]))
@@ -451,6 +446,59 @@ def merge_bars(parts: list[pl.DataFrame]) -> pl.DataFrame:
         .drop("key")
         .collect()
     )
+
+
+def _name_bars(bars: pl.DataFrame) -> pl.DataFrame:
+    """Merged bars with the time they end at, and their session's reference price."""
+    return bars.with_columns(
+        pl.col("symbol").cast(pl.String),
+        # A session's reference price is one, though a row may leave it out or write 0.
+        pl.col("pre_close").max().over("symbol", "date"),
+        time=pl.col("date").cast(pl.Datetime("us")) + pl.duration(milliseconds="bar"),
+    )
+
+
+_TICK_COLUMNS = ("symbol", "time", "price", "volume", "amount", "pre_close")
+_STREAM = TickLayout(
+    FileFacts(Path("ticks"), _TICK_COLUMNS, ""),
+    ColumnMap({name: FileColumn(name, name, 1.0) for name in _TICK_COLUMNS}),
+    "text",
+    1.0,
+)
+
+
+def place_ticks(times: pl.Series, sessions: Sessions, freq: Freq) -> pl.Series:
+    """Ends of the bars that ticks of these times belong to, null where they are in no session."""
+    frame = _clock_columns(pl.DataFrame({"time": times}))
+    end = pl.col("date").cast(pl.Datetime("us")) + pl.duration(milliseconds=pl.col("bar"))
+    return frame.select(bar=bar_end(sessions, freq), date="date").select(end).to_series()
+
+
+def bars_of_ticks(
+    ticks: pl.DataFrame, sessions: Sessions, freq: Freq
+) -> tuple[pl.DataFrame, list[Problem]]:
+    """Bars of trades that came one by one, by the rules of files, and what is wrong with trades.
+
+    ticks: symbol, time (Datetime), price, volume, amount and pre_close (both may be null), in the
+        order they came; a problem's row counts them from 0
+    """
+    block = _clock_columns(ticks).with_columns(
+        pl.col("symbol").cast(pl.Categorical),
+        pl.coalesce("amount", pl.col("price") * pl.col("volume")),
+        row=pl.int_range(ticks.height, dtype=pl.Int64),
+        bad=pl.lit(False),
+    )
+    problems = ProblemLog()
+    trades = TradeFilter(sessions, freq, problems).trades(block.drop("time"), _STREAM)
+    bars = _name_bars(partial_bars(trades, 0)).sort("symbol", "time")
+    return bars, problems.problems()
+
+
+def _clock_columns(ticks: pl.DataFrame) -> pl.DataFrame:
+    """Ticks with date and ms since midnight."""
+    at = pl.col("time")
+    ms = (at - at.dt.truncate("1d")).dt.total_milliseconds().cast(pl.Int32)
+    return ticks.with_columns(date=at.dt.date(), ms=ms)
 
 
 @dataclass

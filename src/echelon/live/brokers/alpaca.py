@@ -23,6 +23,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, time, timedelta
 from decimal import ROUND_DOWN, Decimal
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
 
@@ -208,7 +209,7 @@ class AlpacaBroker(Closing):
                 continue
             venue_id = self._known[status.id].venue_id
             try:
-                self._ask("a cancel", lambda i=venue_id: self._client.cancel_order_by_id(i))
+                self._ask("a cancel", partial(self._client.cancel_order_by_id, venue_id))
             except Refused as refusal:  # it was filled in between, say: `orders` says what it is
                 log.info("%s: not cancelled: %s", status.id, refusal.reason)
 
@@ -223,9 +224,9 @@ class AlpacaBroker(Closing):
                     statuses[status.id] = status
         for client_id in ids:
             if client_id not in statuses:
-                found = self._find(client_id) or self._rejected.get(client_id)
-                if found is not None:
-                    statuses[client_id] = found
+                known = self._find(client_id) or self._rejected.get(client_id)
+                if known is not None:
+                    statuses[client_id] = known
         return statuses
 
     def open_orders(self) -> list[OrderStatus]:
@@ -364,10 +365,8 @@ class AlpacaBroker(Closing):
         for name in missing:
             if name not in self._client_ids:
                 try:
-                    call = self._client.get_order_by_id
-                    body = _object(
-                        self._ask("an order", lambda n=name, call=call: call(n)), "order"
-                    )
+                    call = partial(self._client.get_order_by_id, name)
+                    body = _object(self._ask("an order", call), "order")
                     self._client_ids[name] = _text(body, "client_order_id")
                 except Refused:
                     self._client_ids[name] = name  # gone; it is none of ours

@@ -386,13 +386,13 @@ class VenueJournal(Journal):
 
     def last_statuses(self, ids: Iterable[str]) -> dict[str, OrderStatus]:
         """What was last said of orders, by id."""
-        found: dict[int, list[str]] = {}
+        entries: dict[int, list[str]] = {}
         for name in ids:
             row = self._db.execute("SELECT seq FROM orders WHERE id = ?", (name,)).fetchone()
             if row is not None:
-                found.setdefault(int(row[0]), []).append(name)
+                entries.setdefault(int(row[0]), []).append(name)
         known: dict[str, OrderStatus] = {}
-        for seq, names in found.items():
+        for seq, names in entries.items():
             entry = next(self.entries(seq - 1))
             said = {status.id: status for status in statuses(entry.body["statuses"])}
             known |= {name: said[name] for name in names}

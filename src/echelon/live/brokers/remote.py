@@ -119,7 +119,7 @@ def serve_venue(
         venue = worker.submit(PaperVenue.open, bundle, journal, store, until).result()
         stack.callback(lambda: worker.submit(venue.close).result())
 
-        def guarded(handler: Handler) -> Handler:
+        def guard(handler: Handler) -> Handler:
             def answer(body: Mapping[str, Any]) -> dict[str, Any]:
                 if body.get("bundle") != bundle.id:
                     raise UsageError(
@@ -131,7 +131,7 @@ def serve_venue(
             return answer
 
         routes = {
-            ("POST", f"/v1/{name}"): guarded(handler) for name, handler in _handlers(venue).items()
+            ("POST", f"/v1/{name}"): guard(handler) for name, handler in _handlers(venue).items()
         }
         yield stack.enter_context(serve(routes, token, port)).url
 
@@ -139,7 +139,7 @@ def serve_venue(
 def _handlers(venue: PaperVenue) -> dict[str, Handler]:
     """Name of a route → what it does."""
 
-    def listed(said: Sequence[OrderStatus]) -> dict[str, Any]:
+    def list_statuses(said: Sequence[OrderStatus]) -> dict[str, Any]:
         return {"statuses": [status._asdict() for status in said]}
 
     def cancel(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,17 +154,22 @@ def _handlers(venue: PaperVenue) -> dict[str, Handler]:
         shown = venue.show_bars(_read(_bars_of, body))
         done = [fill._asdict() for fill in shown.fills]
         account = shown.account._asdict()
-        return {"fills": done, "account": account, "cursor": shown.cursor, **listed(shown.statuses)}
+        return {
+            "fills": done,
+            "account": account,
+            "cursor": shown.cursor,
+            **list_statuses(shown.statuses),
+        }
 
     return {
-        "submit": lambda body: listed(
+        "submit": lambda body: list_statuses(
             venue.submit(_read(_ORDERS.validate_python, body.get("orders")))
         ),
         "cancel": cancel,
-        "orders": lambda body: listed(
+        "orders": lambda body: list_statuses(
             [*venue.orders(_read(_IDS.validate_python, body.get("ids"))).values()]
         ),
-        "open_orders": lambda _body: listed(venue.open_orders()),
+        "open_orders": lambda _body: list_statuses(venue.open_orders()),
         "fills": fills,
         "account": lambda _body: venue.account()._asdict(),
         "bars": show_bars,

@@ -232,8 +232,8 @@ class SheetBroker(Closing):
 
     def open_orders(self) -> list[OrderStatus]:
         """See Broker."""
-        found = self.orders(list(self._orders)).values()
-        return [status for status in found if status.state in ("accepted", "partial")]
+        every = self.orders(list(self._orders)).values()
+        return [status for status in every if status.state in ("accepted", "partial")]
 
     def _status(
         self, name: str, filled: float, end: tuple[OrderState, str | None] | None
@@ -260,7 +260,7 @@ class SheetBroker(Closing):
         return fresh, f"{len(trades)}:{_digest(trades)}" if trades else ""
 
     def _refuse_history(self, trades: Sequence[_Trade], count: int) -> None:
-        path, _ = self._reported("fills")
+        path, _ = self._read_report("fills")
         row, what = None, f"has {len(trades)} trade(s), of which {count} were read before"
         if count <= len(trades):
             what = f"its first {count} trades are not those that were read before"
@@ -372,8 +372,8 @@ class SheetBroker(Closing):
 
     def check_account(self) -> None:
         """Say how to begin where no account was ever written."""
-        path, found = self._reported("account")
-        if not found:
+        path, table = self._read_report("account")
+        if not table:
             raise UsageError(
                 f"{path}: not there. Write what is held now, with the columns symbol and shares, "
                 f"and the money in the row {CASH}; see docs/guide/live.md."
@@ -390,7 +390,7 @@ class SheetBroker(Closing):
             )
         return False
 
-    def _reported(self, name: str) -> tuple[Path, bool]:
+    def _read_report(self, name: str) -> tuple[Path, bool]:
         """(the user's file of this name, whether it is there)."""
         there = [p for e in ("csv", "json") if (p := self._directory / f"{name}.{e}").exists()]
         if len(there) > 1:
@@ -400,9 +400,9 @@ class SheetBroker(Closing):
 
     def _rows(self, name: str) -> tuple[list[_Row], Path]:
         """(rows of a file of the user, its path); no file: none, but of the account."""
-        path, found = self._reported(name)
+        path, table = self._read_report(name)
         required, optional = _COLUMNS[name]
-        if not found:
+        if not table:
             if name == "account":
                 remedy = "Write what is held now."
                 raise _broken([Problem(path.name, None, None, "not there", remedy)])
@@ -571,7 +571,7 @@ def _read_csv(name: str, data: bytes, required: Sequence[str]) -> tuple[list[_Ro
         return [], [Problem(name, reader.line_num, None, str(error), "Write it as CSV.")]
     if not lines:
         return [], []
-    header = [_plain(cell).lower() for cell in lines[0][1]]
+    header = [_strip_cell(cell).lower() for cell in lines[0][1]]
     problems = _missing(name, header, required)
     rows = []
     for number, cells in lines[1:]:
@@ -579,7 +579,7 @@ def _read_csv(name: str, data: bytes, required: Sequence[str]) -> tuple[list[_Ro
             what = f"{len(cells)} cells, the header has {len(header)}"
             remedy = "Quote cells that hold a comma."
             problems.append(Problem(name, number, None, what, remedy))
-        rows.append(_Row(number, dict(zip(header, map(_plain, cells), strict=False))))
+        rows.append(_Row(number, dict(zip(header, map(_strip_cell, cells), strict=False))))
     return rows, problems
 
 
@@ -621,7 +621,7 @@ def _decode(data: bytes) -> str | None:
     return None
 
 
-def _plain(cell: str) -> str:
+def _strip_cell(cell: str) -> str:
     """A cell without the apostrophe that keeps a spreadsheet from running it, and spaces."""
     text = cell.strip()
     return text[1:].strip() if text[:1] == "'" and text[1:2] in tuple("=+-@＝＋－＠") else text

@@ -111,6 +111,9 @@ class Feed(Protocol):
     def poll(self, seconds: float) -> list[Message]:
         """What has come, waiting for so long at most; [] if nothing has."""
 
+    def hold(self, sources: frozenset[str]) -> None:
+        """Read these sources no further until they are left out again: they are ahead of others."""
+
     @property
     def ended(self) -> bool:
         """Whether nothing will come any more."""

@@ -27,6 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from zoneinfo import ZoneInfo
@@ -40,7 +41,7 @@ from echelon.live.alpaca_api import Keys, ask, load_alpaca, override_url, prepar
 from echelon.live.brokers import BrokerError
 from echelon.live.feeds import Address, Message
 from echelon.live.feeds.history import StoredBars
-from echelon.live.feeds.messages import refused
+from echelon.live.feeds.messages import refuse
 from echelon.serving.bundle import Bundle
 from echelon.types import Freq
 
@@ -117,14 +118,14 @@ class Anchors:
 
     def factors(self, after: datetime) -> dict[str, tuple[date, float]]:
         """Symbol → (day, factor) of its last bar in the store that is not behind `after`."""
-        found: dict[str, tuple[date, float]] = {}
+        factors: dict[str, tuple[date, float]] = {}
         for bars in self._bars.sets(after - timedelta(days=_ANCHOR_DAYS[self._freq])):
             if bars.time > np.datetime64(after, "us") or bars.factor is None:
                 break
             day = bars.time.astype("datetime64[us]").item().date()
             for n in np.flatnonzero(~np.isnan(bars.factor)).tolist():
-                found[self._symbols[n]] = day, float(bars.factor[n])
-        return found
+                factors[self._symbols[n]] = day, float(bars.factor[n])
+        return factors
 
 
 class Service:
@@ -172,9 +173,7 @@ class Service:
                 adjustment=self._enums.Adjustment.RAW,
                 feed=self._enums.DataFeed(self._which),
             )
-            answer = ask(
-                self._keys, "bars", lambda request=request: self._bars.get_stock_bars(request)
-            )
+            answer = ask(self._keys, "bars", partial(self._bars.get_stock_bars, request))
             for symbol, bars in sorted(answer.items()):
                 yield from ((symbol, bar) for bar in bars or ())
 
@@ -187,11 +186,8 @@ class Service:
                 end=end,
                 limit=None,
             )
-            answer = ask(
-                self._keys,
-                "corporate actions",
-                lambda request=request: self._actions.get_corporate_actions(request),
-            )
+            asked = partial(self._actions.get_corporate_actions, request)
+            answer = ask(self._keys, "corporate actions", asked)
             for kind, items in sorted(answer.items()):
                 yield from ((kind, item) for item in items or ())
 
@@ -351,7 +347,7 @@ class AlpacaFeed(Closing):
             return self._poll_days(seconds)
         deadline = time.monotonic() + seconds
         while True:
-            messages = self._catch_up() + self._settled()
+            messages = self._catch_up() + self._pass_settled()
             left = deadline - time.monotonic()
             if messages or left <= 0:
                 return messages
@@ -368,6 +364,9 @@ class AlpacaFeed(Closing):
                 self._waiting.append(event)
             elif messages := self._take_minute(event):
                 return messages
+
+    def hold(self, sources: frozenset[str]) -> None:
+        """There is one source, which is ahead of none."""
 
     def close(self) -> None:
         """End the stream."""
@@ -407,8 +406,8 @@ class AlpacaFeed(Closing):
         try:
             start = (self._last - _OVERLAP).replace(tzinfo=self._zone)
             end = until.replace(tzinfo=self._zone) - _MINUTE  # of the begins of bars
-            found = list(self._service.bars("Minute", start, end)) if start <= end else []
-            messages = self._fetched(found, until)
+            bars = list(self._service.bars("Minute", start, end)) if start <= end else []
+            messages = self._from_endpoint(bars, until)
         except BrokerError as error:
             self._fail(error)
             return []
@@ -423,11 +422,11 @@ class AlpacaFeed(Closing):
         log.warning("%s; tried again, until then no bar goes on", error)
         self._again = self._now() + timedelta(seconds=min(2.0**self._failures, 30.0))
 
-    def _fetched(
-        self, found: Sequence[tuple[str, Mapping[str, Any]]], until: datetime
+    def _from_endpoint(
+        self, bars: Sequence[tuple[str, Mapping[str, Any]]], until: datetime
     ) -> list[Message]:
         """Messages of bars that were fetched, each time closed; until: the last of them."""
-        minutes = [self._minute({**bar, "S": symbol}) for symbol, bar in found]
+        minutes = [self._minute({**bar, "S": symbol}) for symbol, bar in bars]
         fresh = sorted(
             (bar for bar in minutes if bar is not None and self._is_new(bar)),
             key=lambda bar: (bar.time, bar.symbol),
@@ -451,7 +450,7 @@ class AlpacaFeed(Closing):
             bar = self._minute(raw)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             self._offset += 1
-            return [refused(SOURCE, self._offset, "malformed", f"a bar of the stream: {error!r}")]
+            return [refuse(SOURCE, self._offset, "malformed", f"a bar of the stream: {error!r}")]
         if bar is None or not self._is_new(bar):
             return []
         self._remember(bar)
@@ -472,7 +471,7 @@ class AlpacaFeed(Closing):
         self._connected = self._now()
         self._fail(error)
 
-    def _settled(self) -> list[Message]:
+    def _pass_settled(self) -> list[Message]:
         """Bars of 5 minutes whose last minutes had no trade."""
         if self._connected is not None:
             return []
@@ -591,10 +590,9 @@ def _begin_of(raw: Mapping[str, Any]) -> datetime:
 
 
 def _bar(raw: Mapping[str, Any], at: datetime) -> Bar:
-    numbers = [float(raw[name]) for name in "ohlcv"]
-    volume = numbers[-1]
+    opened, high, low, close, volume = (float(raw[name]) for name in "ohlcv")
     amount = volume * float(raw["vw"] if raw.get("vw") is not None else raw["c"])
-    return Bar(str(raw["S"]), at, *numbers[:4], volume, amount)
+    return Bar(str(raw["S"]), at, opened, high, low, close, volume, amount)
 
 
 def _rate(item: Mapping[str, Any], name: str) -> float:

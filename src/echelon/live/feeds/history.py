@@ -19,7 +19,7 @@ from echelon.data.stream import BarSet
 from echelon.errors import DataError, UsageError
 from echelon.files import Closing, atomic_file
 from echelon.live.feeds import MAX_BYTES, Address, Message
-from echelon.live.feeds.messages import BarSetWriter, read_message, refused
+from echelon.live.feeds.messages import BarSetWriter, read_message, refuse
 from echelon.serving.bundle import Bundle
 
 _MINUTE = np.timedelta64(1, "m")
@@ -131,6 +131,9 @@ class StoreFeed(Closing):
         passed = (at - first).astype("timedelta64[us]").astype(np.int64) / 1e6
         return float(began + passed / self._speed - now)
 
+    def hold(self, sources: frozenset[str]) -> None:
+        """There is one source, which is ahead of none."""
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -191,6 +194,9 @@ class FileFeed(Closing):
         self._rest = (self._rest + rest)[: MAX_BYTES + 1]
         return messages
 
+    def hold(self, sources: frozenset[str]) -> None:
+        """There is one source, which is ahead of none."""
+
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
@@ -201,7 +207,7 @@ class FileFeed(Closing):
         self.ended = True
         rest, self._rest = self._rest, b""
         return [
-            refused(*message[:2], "malformed", f"the file ends within the line; {detail}")
+            refuse(*message[:2], "malformed", f"the file ends within the line; {detail}")
             if (detail := message.body.get("detail")) and message.kind == "refused"
             else message
             for message in self._read(rest)

@@ -33,13 +33,14 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from echelon.config.secrets import Secrets
 from echelon.errors import ConfigError, DataError, UsageError, shorten
 from echelon.files import Closing
 from echelon.live.feeds import MAX_BYTES, Address, Message
-from echelon.live.feeds.messages import read_message, refused
+from echelon.live.feeds.messages import read_message, refuse
 from echelon.serving.bundle import Bundle
 
 log = logging.getLogger(__name__)
@@ -136,7 +137,7 @@ class _Source:
         self.name, self.partition = name, partition
         self.next = offset
         self.skips = offset is None  # what is not behind the history
-        self.ended = False
+        self.ended = self.held = False
 
 
 class KafkaFeed(Closing):
@@ -150,7 +151,7 @@ class KafkaFeed(Closing):
         self._admin: Any = None
         self._id = ""
         self._parts: dict[int, _Source] = {}
-        self._after = np.datetime64("NaT")
+        self._after: np.datetime64 = np.datetime64("NaT")
         self._held: list[Any] = []
         self._doubt = False
         self._looked = 0.0
@@ -208,6 +209,15 @@ class KafkaFeed(Closing):
         """Whether all there was is read, where it is read once."""
         return self._once and all(part.ended for part in self._parts.values())
 
+    def hold(self, sources: frozenset[str]) -> None:
+        """Pause these partitions, and go on with those that were paused before."""
+        for part in self._parts.values():
+            held = part.name in sources
+            if held != part.held:
+                part.held = held
+                place = [TopicPartition(self._place.topic, part.partition)]
+                (self._consumer.pause if held else self._consumer.resume)(place)
+
     def close(self) -> None:
         """Leave the broker."""
         if self._consumer is not None:
@@ -220,7 +230,7 @@ class KafkaFeed(Closing):
             return  # had already: a reconnection may send a batch again
         if part.next is not None and offset > part.next:
             detail = f"{offset - part.next:,} message(s) from {part.next:,} on are not there"
-            messages.append(refused(part.name, offset - 1, "gap", detail))
+            messages.append(refuse(part.name, offset - 1, "gap", detail))
         part.next = offset + 1
         message = read_message(part.name, offset, item.value() or b"")
         if not (part.skips and message.time <= self._after):

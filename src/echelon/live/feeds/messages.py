@@ -56,7 +56,7 @@ def read_message(source: str, offset: int, data: bytes) -> Message:
     """The message in `data`, or one of the kind `refused` that says why it is none."""
     if len(data) > MAX_BYTES:
         detail = f"more than {MAX_BYTES:,} bytes, expected one bar"
-        return refused(source, offset, "oversized", detail)
+        return refuse(source, offset, "oversized", detail)
     try:
         body = _decode(data.decode())
         if type(body) is not dict or "schema" not in body:
@@ -82,15 +82,15 @@ def read_message(source: str, offset: int, data: bytes) -> Message:
         if kind == "facts":
             _check_days(body)
     except _Unfit as unfit:
-        return refused(source, offset, *unfit.args)
+        return refuse(source, offset, *unfit.args)
     except DataError as error:  # the time
-        return refused(source, offset, "fields", str(error))
+        return refuse(source, offset, "fields", str(error))
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON
-        return refused(source, offset, "malformed", f"no JSON in UTF-8: {error}")
+        return refuse(source, offset, "malformed", f"no JSON in UTF-8: {error}")
     return Message(source, offset, kind, time, body)
 
 
-def refused(source: str, offset: int, reason: str, detail: str) -> Message:
+def refuse(source: str, offset: int, reason: str, detail: str) -> Message:
     """A message of which nothing but this is kept."""
     body = {"reason": reason, "detail": shorten(detail)}
     return Message(source, offset, "refused", _NEVER, body)

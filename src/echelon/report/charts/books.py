@@ -17,6 +17,7 @@ from echelon.envs.act import Action
 from echelon.population.attribution import COST_PARTS
 from echelon.report.charts.chart import (
     ASSET_COLOURS,
+    BACKTEST,
     DATES,
     Axis,
     BarStack,
@@ -50,7 +51,7 @@ _Curves = Mapping[int, pl.DataFrame]
 MOST_ROWS = 250
 """Of a curve; longer ones are averaged in blocks, validations excepted."""
 _COLUMNS = 3
-_DASHES = {"random": "dot", "cash": "dot", "benchmark": "dash", "backtest": "dash"}
+_DASHES = {"random": "dot", "cash": "dot", "benchmark": "dash", BACKTEST: "dash"}
 _METRICS = (
     ("charts/reward", "reward"),
     ("losses/value", "value_loss"),
@@ -81,13 +82,17 @@ def equity_chart(split: SplitData, words: Words, fold_starts: Sequence[str] = ()
         below = replace(line, y=-lower[rows], listed=False, hover=line.hover and ".1%")
         drawdown.append(below)
 
-    always = {"backtest", "benchmark", "equal_weight", "buy_and_hold", *rivals(split)}
-    for record in split.baselines:
+    always = {BACKTEST, "benchmark", "equal_weight", "buy_and_hold", *rivals(split)}
+
+    def add_other(record: Record) -> None:
         key = record.key
         look = Curve(times, (), 1.5, name=words.name(key), role=colour_of(key), group=key)
-        dash = _DASHES.get(key, "solid")
-        shown = key in always
+        dash, shown = _DASHES.get(key, "solid"), key in always
         add(*_curves(split, record), replace(look, dash=dash, shown=shown, hover=".3f"))  # type: ignore[arg-type]
+
+    for record in split.baselines:
+        if record.key != BACKTEST:
+            add_other(record)
     for k, record in enumerate(split.agents if len(split.agents) > 1 else ()):
         look = Curve(times, (), 1.0, name=words("seeds"), role="accent_soft", group="seeds")
         add(*_curves(split, record), replace(look, listed=k == 0, hover=""))
@@ -100,6 +105,9 @@ def equity_chart(split: SplitData, words: Words, fold_starts: Sequence[str] = ()
     drawdowns = [r.tables.equity["drawdown"].to_numpy() for r in split.agents]
     add(split.mean([r.growth for r in split.agents]), split.mean(drawdowns), look)
     drawdown[-1] = replace(drawdown[-1], width=2.0, fill="zero")
+    for record in split.baselines:  # upon live, which it equals where all is well
+        if record.key == BACKTEST:
+            add_other(record)
     upper = Plot([*starts, *growth], DATES, Axis(words("growth")))
     lower = Plot([*starts, *drawdown], DATES, Axis(words("drawdown"), form="percent"))
     return Chart(((upper,), (lower,)), 560, (2.5, 1), shared=True)

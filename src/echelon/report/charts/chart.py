@@ -199,6 +199,8 @@ class Chart:
 
 BASELINES: tuple[str, ...] = EvalConfig().baselines
 """Baselines with colours of their own; any other one is grey."""
+BACKTEST = "backtest"
+"""Key of the backtest that live trading is held to."""
 ASSET_COLOURS = 16
 
 _ASSETS = (
@@ -234,7 +236,7 @@ _ROLES = {
     "momentum": ("#5b97ad", "#5b97ad"),
     "random": ("#a3a9b3", "#7d8695"),
     "cash": ("#c3c8d0", "#5d6675"),
-    "backtest": ("#d9772b", "#e08a45"),
+    BACKTEST: ("#d1495b", "#ff8a98"),
 } | {f"asset{k}": (colour, colour) for k, colour in enumerate(_ASSETS)}
 LIGHT: Mapping[str, str] = {role: light for role, (light, _) in _ROLES.items()}
 DARK: Mapping[str, str] = {role: dark for role, (_, dark) in _ROLES.items()}
@@ -242,7 +244,7 @@ DARK: Mapping[str, str] = {role: dark for role, (_, dark) in _ROLES.items()}
 
 def colour_of(key: str) -> str:
     """Role of the colour of a baseline, or of the backtest beside live trading."""
-    return key if key in BASELINES or key == "backtest" else "random"
+    return key if key in BASELINES or key == BACKTEST else "random"
 
 
 def css_variables() -> str:

@@ -95,8 +95,8 @@ def verdict_sentence(trust: Tree, words: Words, counted: int | None, what: str =
 
 
 def range_text(low: float, high: float, words: Words, label: Label = _RATIO) -> str:
-    """From low to high, the unit once."""
-    first = label.format(low).removesuffix(label.suffix)
+    """From low to high, the unit once; cut to what the measure can be."""
+    first = label.format(max(low, label.least)).removesuffix(label.suffix)
     return words("range", low=first, high=label.format(high))
 
 
