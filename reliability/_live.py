@@ -168,7 +168,7 @@ class Points:
             self.around(owner, method, method)
         for method in ("_replay", "_resolve", "_take_answers", "reconcile"):
             self.around(LiveEngine, method, method.strip("_"))
-        self.around(Gate, "passed", "passed")
+        self.around(Gate, "note_set", "note of a set")
         self.around(FileFeed, "start", "start of the feed")
         self.around(FileFeed, "poll", "poll")
 
