@@ -57,7 +57,7 @@ check: venv ## formatting, lint, types and layers
 	@$(BIN)/ruff format --check $(CODE)
 	@$(BIN)/ruff check $(CODE)
 	@$(BIN)/mypy
-	@$(BIN)/mypy scripts
+	@$(BIN)/mypy --explicit-package-bases scripts
 	@$(BIN)/mypy reliability
 	@$(BIN)/lint-imports --no-logo
 

@@ -113,7 +113,7 @@ def sample(path: Path, algo: str) -> Served:
     """Daily closes of the bundled sample: a year of validation."""
     settings = (
         *("data.source=sample", "assets=[AAPL, JNJ, KO, MSFT, XOM, WMT]", "market.preset=paper"),
-        *("features.stationary.enabled=true", f"data.store={path}/store"),
+        *("features.stationary.enabled=true", f"data.store={path}/store", "train.offset_groups=2"),
         f"data.cache.dir={path}/cache",
         "split={train: [2015-01-02, 2016-12-30], valid: [2017-01-03, 2017-12-29], "
         "test: [2018-01-02, 2018-06-29]}",

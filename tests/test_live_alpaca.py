@@ -289,6 +289,18 @@ def test_time_in_force_is_what_the_venue_gets(venue: FakeAlpaca) -> None:
     assert {n: o["time_in_force"] for n, o in orders.items()} == {"whole": "opg", "part": "day"}
 
 
+def test_a_limit_makes_a_limit_order(
+    venue: FakeAlpaca, broker: AlpacaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, submit = [], broker._client.submit_order
+    monkeypatch.setattr(
+        broker._client, "submit_order", lambda request: asked.append(request) or submit(request)
+    )
+    broker.submit([order("a"), order("b")._replace(limit=97.1234), order("c")._replace(limit=0.5)])
+    assert [request.type.value for request in asked] == ["market", "limit", "limit"]
+    assert [getattr(request, "limit_price", None) for request in asked] == [None, 97.12, 0.5]
+
+
 # Faults at random: exactly once, whatever happens.
 
 

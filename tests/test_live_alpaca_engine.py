@@ -10,7 +10,7 @@ from broker_adapters import SheetAdapter
 from engines import Served, daily
 from fake_alpaca import KEY, SECRET, FakeAlpaca
 
-from echelon.config.live import LimitsConfig, LiveConfig
+from echelon.config.live import LiveConfig
 from echelon.live.brokers import open_broker
 from echelon.live.engine import LiveEngine
 from echelon.live.feeds import open_feed
@@ -21,7 +21,7 @@ from echelon.live.journal import Journal
 pytest.importorskip("alpaca", reason="alpaca-py is in the extra `live`")
 
 BARS = 16
-QUICK = LiveConfig(sync=False, snapshot_every=5, limits=LimitsConfig(price_collar=None))
+QUICK = LiveConfig(sync=False, snapshot_every=5)
 FAULTS = ("drop_before", "drop_after", "error_before", "error_after", "replay", "garbage", "cut")
 
 

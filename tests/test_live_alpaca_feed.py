@@ -384,6 +384,27 @@ def test_bars_that_are_none_are_refused_and_the_rest_goes_on(place: Place) -> No
     assert messages[0].body["reason"] == "malformed"
 
 
+def test_an_endpoint_that_talks_nonsense_is_asked_again(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = day_bar("AAPL", "2026-01-15", 50.0)
+    place.days = [("AAPL", {**good[1], "o": None})]
+    place.actions = {"cash_dividends": [{"symbol": "AAPL", "ex_date": "soon"}]}
+    place.clock.at = datetime(2026, 1, 15, 21, 1, tzinfo=UTC)
+    feed = place.feed("1d")
+    feed.start({}, np.datetime64("2026-01-14", "us"))
+    assert feed.poll(0.0) == []
+    assert "bars that cannot be read" in caplog.text
+    place.days = [good]
+    place.venue.data["/v1/corporate-actions"] = {"corporate_actions": place.actions}
+    place.clock.at += timedelta(seconds=60)
+    assert feed.poll(0.0) == []
+    assert "corporate actions that cannot be read" in caplog.text
+    place.venue.data["/v1/corporate-actions"] = {"corporate_actions": {}}
+    place.clock.at += timedelta(seconds=60)
+    assert brief(feed.poll(0.0))[0] == ("bar", "00:00", "AAPL", 50.0)
+
+
 def test_no_log_shows_the_keys(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     feed = place.feed()

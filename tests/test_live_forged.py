@@ -109,3 +109,28 @@ def test_forged_entry_is_a_damaged_journal(
         _engine(known, path)
     again = Journal.open(path, {"bundle": known.bundle.id})  # its lock was let go
     again.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("shown", lambda tree: tree | {"account": 1.5}),
+        ("shown", _without("account", "fills", "statuses")),
+        ("bars", lambda tree: tree | {"arrays": [["close", "<f8"]]}),
+        ("bars", lambda tree: "null"),
+    ],
+)
+def test_forged_entry_of_the_venue_is_a_damaged_journal(
+    kind: str,
+    change: Callable[[dict[str, Any]], Any],
+    known: Served,
+    written: Path,
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
+    _forge(tmp_path / "live.db.venue", kind, change)
+    with (
+        pytest.raises(DamagedError, match=r"live\.db\.venue.*damaged"),
+        _engine(known, tmp_path / "live.db") as engine,
+    ):
+        engine.run(bars=1)

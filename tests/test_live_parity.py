@@ -40,7 +40,10 @@ MARKETS: dict[str, tuple[Callable[[Path, str], Served], int]] = {
         250,
     ),
     "a_share_5min": (
-        lambda path, algo: a_share(path, "5min", algo, None, FORTY_DAYS, first=date(2023, 6, 20)),
+        lambda path, algo: a_share(
+            *(path, "5min", algo, None, FORTY_DAYS, "features.indicators={rsi: [6]}"),
+            first=date(2023, 6, 20),
+        ),
         40 * 48,
     ),
 }

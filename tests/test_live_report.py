@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from rich.console import Console
 
 from echelon.cli.live_view import Recorder, read_recent, sparkline, status_view
 from echelon.config.live import LimitsConfig, LiveConfig
+from echelon.config.secrets import Secrets
 from echelon.errors import DataError, UsageError
 from echelon.live.brokers import open_broker
+from echelon.live.control import ControlServer, ask_engine
 from echelon.live.engine import Command, LiveEngine
 from echelon.live.feeds import open_feed
 from echelon.live.gate import REFUSED
@@ -61,7 +64,7 @@ def clean(known: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def eventful(known: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A journal with stopped orders, commands, a halt, a difference and a refused message."""
     path = tmp_path_factory.mktemp("eventful") / "live.db"
-    with _engine(known, path, LimitsConfig(max_order_value=60_000.0)) as engine:
+    with _engine(known, path, LimitsConfig(max_turnover=0.5)) as engine:
         engine.run(bars=BARS // 2)
         engine.obey(Command("halt", "operator <b>"))
         engine.run(bars=2)
@@ -178,7 +181,7 @@ def test_every_symbol_has_an_outcome_at_every_decision(eventful: Path, known: Se
     assert every.height == decided * len(known.bundle.symbols)
     assert every.null_count().sum_horizontal().item() == 0
     stopped = every.filter(kind="stopped")
-    assert {"max_order_value", "halted"} >= set(stopped["code"]) > set()
+    assert {"max_turnover", "halted"} >= set(stopped["code"]) > set()
     assert set(every.filter(kind="untraded")["code"]) <= {*WHY, "no_order"}
 
 
@@ -197,16 +200,14 @@ def test_every_code_is_told_in_words(lang: str) -> None:
 
 
 def test_report_of_a_paper_journal_says_that_live_is_the_backtest(
-    known: Served, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    known: Served, clean: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("ECHELON_TOKEN", "a-token-that-nobody-may-see")
     with Journal.read(clean) as journal:
         page = write_live_report(known.bundle, journal, tmp_path, "en")
         orders = read_table_of(journal, "orders").height
     text = page.read_text(encoding="utf-8")
     words = live_words("en")
     assert words("live_verdict_equal", decisions=BARS, orders=orders, bars=BARS) in text
-    assert "a-token-that-nobody-may-see" not in text
     assert (tmp_path / "equity.png").read_bytes().startswith(b"\x89PNG")
     charts = drawn_charts(draw_page(page, tmp_path / "profile"))
     expected = ("equity", "shortfall", "why", "holdings", "actions", "costs")
@@ -224,7 +225,7 @@ def test_report_tells_what_happened_in_both_languages(
         own = page[: page.index('id="report-data"')]
         assert f"<h1>{known.bundle.manifest['policy']}</h1>" in own
         for text in (
-            words("stopped_max_order_value"),
+            words("stopped_max_turnover"),
             words("stopped_halted"),
             words("refused_late"),
             words("live_kind_command") + words("colon") + words("live_command_resume"),
@@ -250,6 +251,30 @@ def test_fills_of_a_venue_stand_beside_the_backtest(
     assert not results.live.fills.shares.any()
     said = live_words("en")("live_verdict_venue", decisions=BARS, broker="alpaca")
     assert said in page
+
+
+def test_no_secret_is_in_journal_log_or_report(
+    known: Served,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    secrets = {name.upper(): f"nobody-may-see-{name}" for name in Secrets.model_fields}
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    caplog.set_level("DEBUG")
+    path, token = tmp_path / "live.db", secrets["ECHELON_TOKEN"]
+    with _engine(known, path, LimitsConfig()) as engine, ControlServer(engine, token):
+        engine.run(bars=3)
+        assert ask_engine(path, token) is not None
+        status = json.dumps(engine.peek())
+    with Journal.read(path) as journal:
+        write_live_report(known.bundle, journal, tmp_path / "report", "en")
+        export_tables(journal, tmp_path / "tables")
+    written = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert {"live.db", "report.html", "orders.parquet"} <= {file.name for file in written}
+    for text in [status.encode(), caplog.text.encode(), *(file.read_bytes() for file in written)]:
+        assert b"nobody-may-see" not in text
 
 
 def test_other_languages_are_written_again_and_unknown_ones_refused(
@@ -292,7 +317,7 @@ def test_dashboard_shows_equity_positions_orders_and_warnings(eventful: Path) ->
     assert sparkline(recent.equity) in text
     assert "halted; no engine runs" in text
     assert "halt: difference: paper and journal differ: AAPL" in text
-    assert STOPPED["max_order_value"] in text
+    assert STOPPED["max_turnover"] in text
     assert REFUSED["late"] in text
     held = status["account"]["positions"]
     assert held

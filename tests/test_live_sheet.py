@@ -60,7 +60,7 @@ def test_a_bar_is_one_sheet_in_json_and_csv(tmp_path: Path, sheet: SheetBroker) 
         (B, SYMBOLS[1], "sell", 200.0),
     ]
     table = pl.read_csv(tmp_path / "orders/000001.csv")
-    assert table.columns == ["id", "symbol", "side", "shares", "price"]
+    assert table.columns == ["id", "symbol", "side", "shares", "price", "limit"]
     assert table["id"].to_list() == [A, B]
 
 

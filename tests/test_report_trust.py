@@ -368,7 +368,7 @@ def test_command_line_is_silent_where_nothing_is_known(tmp_path: Path) -> None:
 
 def test_interval_ends_where_the_measure_does() -> None:
     drawdown, gain = LABELS["max_drawdown"], LABELS["total_return"]
-    assert range_text(-0.256, 0.697, Words("en"), drawdown) == "0.0 to 69.7 %"
+    assert range_text(-0.256, 0.697, Words("en"), drawdown) == "0.00 to 69.7 %"
     assert range_text(-0.256, 0.697, Words("en"), gain) == "−25.6 to 69.7 %"
 
 

@@ -348,8 +348,8 @@ JSON_BY_HAND = {
     "report/pages.py": "data inside a page, in one line",
     "live/alpaca_api.py": "what a broker answers, taken apart with care",
     "live/brokers/sheet.py": "files that the user writes, judged line by line",
+    "live/feeds/kafka.py": "options of its client, of a secret of the environment",
     "live/http.py": "bodies of requests and answers, bounded before",
-    "live/feeds/kafka.py": "settings in an environment variable",
     "live/feeds/messages.py": "a parser of its own: every number a float, and quickly",
 }
 """Modules that may use `json` or read tables themselves, and why."""

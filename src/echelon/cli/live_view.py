@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _BARS = 60
 """Bar sets that are looked back on."""
 _MOST_ROWS = 12
-_MOST_WARNINGS = 6
+_MOST_EVENTS, _MOST_WARNINGS = 4, 8
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MODES = {"running": "bold green", "reduce_only": "bold yellow", "halted": "bold red"}
 _METER = 10
@@ -190,7 +190,7 @@ def _warnings(status: Mapping[str, Any], recent: Recent) -> list[str]:
 
     unknown = [order["symbol"] for order in status["orders"] if order["state"] == "unknown"]
     lines = [f"! the venue has not answered about {_few(unknown)}"] if unknown else []
-    lines += [f"! {event}" for event in reversed(recent.events)]
+    lines += [f"! {event}" for event in recent.events[: -_MOST_EVENTS - 1 : -1]]
     for name, counts, texts in (
         ("orders stopped", recent.stopped, STOPPED),
         ("messages refused", recent.refused, REFUSED),

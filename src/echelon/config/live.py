@@ -42,8 +42,9 @@ class LimitsConfig(Section):
     """Money of one order."""
     max_turnover: PositiveFloat | None = None
     """Value of a session's orders as a multiple of the equity."""
-    price_collar: Share | None = 0.2
-    """How far an order's price may be from the last close, as a share."""
+    price_collar: Share | None = None
+    """Orders to a broker are limit orders this far from the last close, as a share; null: market
+    orders. A paper venue fills as backtests do, at any price."""
     min_cash: Annotated[float, Field(ge=0)] = 0.0
     """Share of the equity that buys leave in cash."""
     max_daily_loss: Share | None = None

@@ -197,7 +197,7 @@ class LiveEngine(Closing):
         self.published = self.status()
         self._unknown_since: float | None = None
         self._foreign: list[str] = []
-        self._undecided: tuple[BarSet, datetime] | None = None  # the engine died behind them
+        self._undecided: BarSet | None = None  # the engine died behind them
         self._asked = 0.0
         self._stop: Callable[[], bool] = lambda: False
 
@@ -264,7 +264,7 @@ class LiveEngine(Closing):
         state = self.state
         self.gate.resume(state.offsets, state.seen, state.refused_to)
         if self._undecided is not None:
-            self._decide(*self._undecided)
+            self._decide(self._undecided, self.clock.wall())
             self.decider.complete()
         self.feed.start(state.offsets, self.decider.time)
         last = None if bars is None else self.state.bars + bars
@@ -417,9 +417,17 @@ class LiveEngine(Closing):
                     price=close[symbol],
                     wanted=wish,
                     spend=money,
+                    limit=self._limit(wish, close[symbol]),
                 )
             )
         return requests
+
+    def _limit(self, wish: float, close: float) -> float | None:
+        """The worst price of an order; None: any."""
+        collar = self.config.limits.price_collar
+        if collar is None or self._venue is not None:
+            return None
+        return close * (1.0 - collar if wish < 0.0 else 1.0 + collar)
 
     def _order_id(self, bar: str, symbol: str, k: str = "0") -> str:
         text = "|".join((self.decider.bundle.id, bar, symbol, k))
@@ -691,7 +699,7 @@ class LiveEngine(Closing):
             if kind == "bars":
                 bars = decode_bars(body, entry.data or b"")
                 self.gate.note_set(bars, body["doubted"])
-                self._undecided = bars, datetime.fromisoformat(body["received"])
+                self._undecided = bars
             elif kind == "account":
                 account = account_of(body)
             elif kind == "decision":

@@ -65,7 +65,7 @@ class Journal(Closing):
         self.path = path
         self._db, self._held = db, held
         self._open = False
-        with _blaming(self.path):
+        with blaming_sqlite(self.path):
             row = db.execute("SELECT seq, hash FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
         self._seq, self._hash = (0, b"") if row is None else (int(row[0]), bytes(row[1]))
 
@@ -81,7 +81,7 @@ class Journal(Closing):
         try:
             db = _connect(path, "rwc")
             held.callback(db.close)
-            with _blaming(path):
+            with blaming_sqlite(path):
                 db.execute("PRAGMA journal_mode=WAL")
                 db.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
                 if not db.execute("SELECT name FROM sqlite_master LIMIT 1").fetchone():
@@ -131,7 +131,7 @@ class Journal(Closing):
         text = json_line(body, sort_keys=True, allow_nan=True)
         self._begin()
         digest = _digest(self._hash, kind, text, data)
-        with _blaming(self.path):
+        with blaming_sqlite(self.path):
             self._db.execute(
                 "INSERT INTO entries VALUES(?,?,?,?,?)", (self._seq + 1, kind, text, data, digest)
             )
@@ -152,13 +152,13 @@ class Journal(Closing):
     def commit(self) -> None:
         """Write what was appended; on disk when this returns."""
         if self._open:
-            with _blaming(self.path):
+            with blaming_sqlite(self.path):
                 self._db.execute("COMMIT")
             self._open = False
 
     def last_snapshot(self, *, first: bool = False) -> tuple[int, bytes] | None:
         """(sequence number, state) of the newest snapshot, or of the first one."""
-        with _blaming(self.path):
+        with blaming_sqlite(self.path):
             row = self._db.execute(
                 "SELECT s.seq, s.data, e.body FROM snapshots s LEFT JOIN entries e "
                 "ON e.seq = s.seq ORDER BY CASE WHEN ? THEN s.seq ELSE -s.seq END LIMIT 1",
@@ -177,7 +177,7 @@ class Journal(Closing):
         marks = ",".join("?" * len(kinds))
         only = f" AND kind IN ({marks})" if kinds else ""
         query = f"SELECT seq, kind, body, data FROM entries WHERE seq > ?{only} ORDER BY seq"  # noqa: S608 (marks only)
-        with _blaming(self.path):
+        with blaming_sqlite(self.path):
             for seq, kind, body, data in self._db.execute(query, (after, *kinds)):
                 yield Entry(seq, kind, self._parse(body), data)
 
@@ -186,7 +186,7 @@ class Journal(Closing):
 
     def last(self, kind: str) -> Entry | None:
         """The newest entry of a kind."""
-        with _blaming(self.path):
+        with blaming_sqlite(self.path):
             row = self._db.execute(
                 "SELECT seq, body, data FROM entries WHERE kind = ? ORDER BY seq DESC LIMIT 1",
                 (kind,),
@@ -196,7 +196,7 @@ class Journal(Closing):
     def verify(self) -> int:
         """How many entries there are; DamagedError names the first that breaks the chain."""
         before, count = b"", 0
-        with _blaming(self.path):
+        with blaming_sqlite(self.path):
             rows = self._db.execute("SELECT seq, kind, body, data, hash FROM entries ORDER BY seq")
             for seq, kind, body, data, digest in rows:
                 count += 1
@@ -210,7 +210,7 @@ class Journal(Closing):
 
     def _begin(self) -> None:
         if not self._open:
-            with _blaming(self.path):
+            with blaming_sqlite(self.path):
                 self._db.execute("BEGIN IMMEDIATE")
             self._open = True
 
@@ -229,7 +229,7 @@ class Journal(Closing):
 
 
 @contextmanager
-def _blaming(path: Path) -> Iterator[None]:
+def blaming_sqlite(path: Path) -> Iterator[None]:
     """What SQLite finds wrong inside is the fault of the file or its disk."""
     try:
         yield
@@ -243,7 +243,7 @@ def _blaming(path: Path) -> Iterator[None]:
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    with _blaming(path):
+    with blaming_sqlite(path):
         place = f"{path.absolute().as_uri()}?mode={mode}"
         return sqlite3.connect(place, uri=True, isolation_level=None, timeout=10.0)
 

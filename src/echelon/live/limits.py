@@ -26,7 +26,6 @@ STOPPED: Mapping[str, str] = {
     "closed": "the exchange has no session (limits.trading_hours)",
     "max_position": "too much of the equity in one symbol (limits.max_position)",
     "max_order_value": "too large an order (limits.max_order_value)",
-    "price_collar": "too far from the last close (limits.price_collar)",
     "max_turnover": "too much was traded this session (limits.max_turnover)",
     "min_cash": "too little cash would be left (limits.min_cash)",
     "max_orders_per_minute": "too many orders (limits.max_orders_per_minute)",
@@ -127,9 +126,6 @@ def _judge(limits: LimitsConfig, order: OrderRequest, value: float, now: Situati
     close = now.close.get(order.symbol, 0.0)
     if now.mode == "halted":
         return "halted"
-    collar = limits.price_collar
-    if collar is not None and abs(order.price - close) > collar * close:
-        return "price_collar"
     if limits.max_order_value is not None and value > limits.max_order_value:
         return "max_order_value"
     if order.side == "sell":

@@ -35,6 +35,7 @@ class OrderRequest(NamedTuple):
 
     wanted, spend: what the kernel gets for the asset (`market.Orders`), which a simulated venue
     fills by: shares to buy (positive) or sell before lots and cash, or money to buy for
+    limit: the worst price to trade at; None: any. A simulated venue fills as backtests do, by any
     """
 
     id: str
@@ -44,6 +45,7 @@ class OrderRequest(NamedTuple):
     price: float
     wanted: float = 0.0
     spend: float = 0.0
+    limit: float | None = None
 
 
 class OrderStatus(NamedTuple):

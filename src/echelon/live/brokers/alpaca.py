@@ -185,7 +185,12 @@ class AlpacaBroker(Closing):
         if shares <= 0.0:
             known = self._find(order.id)
             return known or OrderStatus(order.id, "rejected", 0.0, "less than the venue trades")
-        request = self._requests.MarketOrderRequest(
+        limit = order.limit
+        kind = (
+            self._requests.MarketOrderRequest if limit is None else self._requests.LimitOrderRequest
+        )
+        request = kind(
+            **({} if limit is None else {"limit_price": round(limit, 2 if limit >= 1.0 else 4)}),
             symbol=order.symbol,
             qty=shares,
             side=order.side,

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ from echelon.envs.act import ActionRule
 from echelon.envs.books import Books
 from echelon.envs.growing import GrowingWorld, live_span
 from echelon.errors import DamagedError, DataError, StaleBarsError, StoreError, UsageError
-from echelon.files import Closing, json_line
+from echelon.files import Closing, blaming, json_line
 from echelon.live.brokers import (
     OrderRequest,
     OrderStatus,
@@ -44,7 +45,13 @@ from echelon.live.brokers import (
     account_of,
     statuses,
 )
-from echelon.live.journal import Entry, Journal, decode_bars, encode_bars
+from echelon.live.journal import (
+    Entry,
+    Journal,
+    blaming_sqlite,
+    decode_bars,
+    encode_bars,
+)
 from echelon.market import Fills, Orders, Reason
 from echelon.serving.bundle import Bundle
 from echelon.serving.decision import WHY
@@ -123,12 +130,13 @@ class PaperVenue(Closing):
                 venue._snapshot()
                 opened.commit()
             else:
-                seq, data = last
-                parts, facts = decode_state(data, journal, _REMEDY)
-                venue = cls(_line_of(bundle, parts, facts, journal), opened, snapshot_every)
-                venue._open = {body["id"]: OrderRequest(**body) for body in facts["open"]}
-                venue._bars, venue._cursor = int(facts["bars"]), str(facts["cursor"])
-                venue._replay(opened.entries(seq))
+                with blaming(journal, _REMEDY):  # its chain may hold, whoever wrote it
+                    seq, data = last
+                    parts, facts = decode_state(data, journal, _REMEDY)
+                    venue = cls(_line_of(bundle, parts, facts, journal), opened, snapshot_every)
+                    venue._open = {body["id"]: OrderRequest(**body) for body in facts["open"]}
+                    venue._bars, venue._cursor = int(facts["bars"]), str(facts["cursor"])
+                    venue._replay(opened.entries(seq))
         except BaseException:
             opened.close()
             raise
@@ -208,8 +216,9 @@ class PaperVenue(Closing):
                 f"the venue's journal {self._journal.path} has no fill {after[:40]!r}: it is "
                 "another one's, or older. Use the venue's journal that belongs to the engine's."
             )
-        shown = self._journal.entries(int(after or 0), kinds=("shown",))
-        return [fill for entry in shown for fill in _fills_of(entry)], self._cursor
+        with blaming(self._journal.path, _REMEDY):
+            shown = self._journal.entries(int(after or 0), kinds=("shown",))
+            return [fill for entry in shown for fill in _fills_of(entry)], self._cursor
 
     def account(self) -> Account:
         """What is held now."""
@@ -293,9 +302,10 @@ class PaperVenue(Closing):
                 f"other bars of {bars.time} were shown to the venue already. A bar is shown once; "
                 "correct data count from the next bar on."
             )
-        body = shown.body
-        account = account_of(body["account"])
-        return Shown(_fills_of(shown), account, statuses(body["statuses"]), body["cursor"])
+        with blaming(self._journal.path, _REMEDY):
+            body = shown.body
+            account = account_of(body["account"])
+            return Shown(_fills_of(shown), account, statuses(body["statuses"]), body["cursor"])
 
     # The journal.
 
@@ -372,10 +382,15 @@ class VenueJournal(Journal):
         """As `Journal.open`."""
         journal = super().open(path, about, sync=sync)
         assert isinstance(journal, VenueJournal), "made by the class it was asked of"
-        journal._db.execute(
-            "CREATE TABLE IF NOT EXISTS orders(id TEXT PRIMARY KEY, seq INTEGER NOT NULL) "
-            "WITHOUT ROWID"
-        )
+        try:
+            with blaming_sqlite(path):
+                journal._db.execute(
+                    "CREATE TABLE IF NOT EXISTS orders(id TEXT PRIMARY KEY, seq INTEGER NOT NULL) "
+                    "WITHOUT ROWID"
+                )
+        except BaseException:
+            journal.close()
+            raise
         return journal
 
     def append_about(self, kind: str, body: Mapping[str, Any], ids: Iterable[str]) -> None:
@@ -387,15 +402,16 @@ class VenueJournal(Journal):
     def last_statuses(self, ids: Iterable[str]) -> dict[str, OrderStatus]:
         """What was last said of orders, by id."""
         entries: dict[int, list[str]] = {}
-        for name in ids:
-            row = self._db.execute("SELECT seq FROM orders WHERE id = ?", (name,)).fetchone()
-            if row is not None:
-                entries.setdefault(int(row[0]), []).append(name)
         known: dict[str, OrderStatus] = {}
-        for seq, names in entries.items():
-            entry = next(self.entries(seq - 1))
-            said = {status.id: status for status in statuses(entry.body["statuses"])}
-            known |= {name: said[name] for name in names}
+        with blaming_sqlite(self.path), blaming(self.path, _REMEDY):
+            for name in ids:
+                row = self._db.execute("SELECT seq FROM orders WHERE id = ?", (name,)).fetchone()
+                if row is not None:
+                    entries.setdefault(int(row[0]), []).append(name)
+            for seq, names in entries.items():
+                (entry,) = islice(self.entries(seq - 1), 1)
+                said = {status.id: status for status in statuses(entry.body["statuses"])}
+                known |= {name: said[name] for name in names}
         return known
 
 

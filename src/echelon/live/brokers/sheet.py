@@ -101,13 +101,14 @@ _COLUMNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 class SheetOrder(TypedDict):
-    """An order on a sheet."""
+    """An order on a sheet. price: the last close; limit: the worst to trade at, null: any"""
 
     id: str
     symbol: str
     side: Literal["buy", "sell"]
     shares: float
     price: float
+    limit: float | None
 
 
 class Sheet(TypedDict):
@@ -634,6 +635,7 @@ def _line(order: OrderRequest) -> SheetOrder:
         side=order.side,
         shares=order.shares,
         price=order.price,
+        limit=order.limit,
     )
 
 

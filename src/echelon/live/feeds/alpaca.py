@@ -26,6 +26,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -186,8 +187,8 @@ class Service:
                 end=end,
                 limit=None,
             )
-            asked = partial(self._actions.get_corporate_actions, request)
-            answer = ask(self._keys, "corporate actions", asked)
+            call = partial(self._actions.get_corporate_actions, request)
+            answer = ask(self._keys, "corporate actions", call)
             for kind, items in sorted(answer.items()):
                 yield from ((kind, item) for item in items or ())
 
@@ -234,7 +235,8 @@ class Adjuster:
         if day not in self._known:
             if len(self._known) > _DAYS_KEPT:
                 self._known.clear()
-            self._known[day] = self._compute(day)
+            with _understanding("corporate actions"):
+                self._known[day] = self._compute(day)
         return self._known[day]
 
     def _compute(self, day: date) -> dict[str, float]:
@@ -370,6 +372,7 @@ class AlpacaFeed(Closing):
 
     def close(self) -> None:
         """End the stream."""
+        self._service.close()
         if self._thread is None:
             return
         stream, self._stream = self._stream, None
@@ -382,7 +385,6 @@ class AlpacaFeed(Closing):
                     break
         self._thread.join(timeout=7.0)
         self._thread = None
-        self._service.close()
 
     def _run(self, stream: Any) -> None:  # noqa: ANN401
         """The thread: alpaca-py connects again by itself, waiting longer each time."""
@@ -426,7 +428,8 @@ class AlpacaFeed(Closing):
         self, bars: Sequence[tuple[str, Mapping[str, Any]]], until: datetime
     ) -> list[Message]:
         """Messages of bars that were fetched, each time closed; until: the last of them."""
-        minutes = [self._minute({**bar, "S": symbol}) for symbol, bar in bars]
+        with _understanding("bars"):
+            minutes = [self._minute({**bar, "S": symbol}) for symbol, bar in bars]
         fresh = sorted(
             (bar for bar in minutes if bar is not None and self._is_new(bar)),
             key=lambda bar: (bar.time, bar.symbol),
@@ -543,11 +546,7 @@ class AlpacaFeed(Closing):
         start = datetime.combine(over[0], datetime.min.time(), self._zone)
         end = datetime.combine(over[-1], datetime.min.time(), self._zone)
         try:
-            days: dict[date, list[Bar]] = {}
-            for symbol, raw in self._service.bars("Day", start, end):
-                at = _begin_of(raw).astimezone(self._zone).date()
-                at_midnight = datetime.combine(at, datetime.min.time())
-                days.setdefault(at, []).append(_bar({**raw, "S": symbol}, at_midnight))
+            days = self._days(start, end)
             if not days.get(over[-1]):
                 raise BrokerError(f"alpaca: no bars of {over[-1]} yet")
             for day in days:
@@ -559,6 +558,16 @@ class AlpacaFeed(Closing):
         self._failures = 0
         self._last = datetime.combine(over[-1], datetime.min.time())
         return messages
+
+    def _days(self, start: datetime, end: datetime) -> dict[date, list[Bar]]:
+        """Daily bars by their session."""
+        days: dict[date, list[Bar]] = {}
+        with _understanding("bars"):
+            for symbol, raw in self._service.bars("Day", start, end):
+                day = _begin_of(raw).astimezone(self._zone).date()
+                at = datetime.combine(day, datetime.min.time())
+                days.setdefault(day, []).append(_bar({**raw, "S": symbol}, at))
+        return days
 
     def _day(self, day: date, bars: Sequence[Bar]) -> list[Message]:
         at = datetime.combine(day, datetime.min.time())
@@ -583,6 +592,15 @@ class AlpacaFeed(Closing):
         return Message(SOURCE, self._offset, kind, time_, body)
 
 
+@contextmanager
+def _understanding(what: str) -> Iterator[None]:
+    """What cannot be read inside is no answer: BrokerError, so it is asked for again."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BrokerError(f"alpaca: {what} that cannot be read: {error!r}") from None
+
+
 def _begin_of(raw: Mapping[str, Any]) -> datetime:
     """When a bar began, aware: a text of the endpoint, a timestamp of the stream."""
     value = raw["t"]
@@ -590,9 +608,9 @@ def _begin_of(raw: Mapping[str, Any]) -> datetime:
 
 
 def _bar(raw: Mapping[str, Any], at: datetime) -> Bar:
-    opened, high, low, close, volume = (float(raw[name]) for name in "ohlcv")
+    first, high, low, last, volume = (float(raw[name]) for name in "ohlcv")
     amount = volume * float(raw["vw"] if raw.get("vw") is not None else raw["c"])
-    return Bar(str(raw["S"]), at, opened, high, low, close, volume, amount)
+    return Bar(str(raw["S"]), at, first, high, low, last, volume, amount)
 
 
 def _rate(item: Mapping[str, Any], name: str) -> float:
