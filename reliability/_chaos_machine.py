@@ -4,6 +4,7 @@ a Kafka broker that is killed while the engine reads from it (`kafka`).
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
@@ -34,7 +35,9 @@ from reliability._live import (
     Kill,
     Venue,
     World,
+    die_with_parent,
     start_engine,
+    wait_for,
 )
 from reliability._live_facts import (
     differences,
@@ -251,12 +254,9 @@ def run_kafka(session: Session, case: Case, room: Path, outcome: Outcome) -> Non
     with running_durable_kafka() as broker, Venue(world, room) as venue:
         topic = f"{broker.url}/bars"
         publisher = Running(
-            fork(lambda: _publish(world, topic, partitions), room / "publisher.log")
+            fork(lambda: _publish(world, topic, partitions, room), room / "publisher.log")
         )
-        while not (room / "publisher.log").read_text().startswith("begins"):
-            if publisher.ended():
-                raise RuntimeError((room / "publisher.log").read_text())
-            time.sleep(0.02)
+        wait_for(room / "begins", publisher, room / "publisher.log")
         job = EngineJob(venue.address, feed=f"{topic}?mode=history", bars=bars)
         engine = start_engine(world, room, job)
         for kill in case.kills:
@@ -287,14 +287,13 @@ def run_kafka(session: Session, case: Case, room: Path, outcome: Outcome) -> Non
     outcome.problems += paper_problems(facts, venue_facts(room / VENUE))
 
 
-def _publish(world: World, topic: str, partitions: int) -> int:
-    import json
-
+def _publish(world: World, topic: str, partitions: int, room: Path) -> int:
     from echelon.live.feeds.kafka import KafkaSink, TopicAddress
 
+    die_with_parent()
     server, _, name = topic.removeprefix("kafka://").partition("/")
     sink = KafkaSink(TopicAddress(server, name), partitions)
-    print("begins", flush=True)
+    (room / "begins").touch()
     lines = world.messages.read_bytes().splitlines()
     for _, group in groupby(lines, key=lambda line: json.loads(line)["time"]):
         for line in group:

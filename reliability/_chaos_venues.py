@@ -35,6 +35,7 @@ from reliability._live import (
     Points,
     Venue,
     World,
+    die_with_parent,
     start_engine,
     wait_for,
 )
@@ -174,7 +175,7 @@ class FakeVenue:
     """The fake in a process of its own."""
 
     def __init__(self, world: World, room: Path, seed: int, how: str, rate: float = 1.0) -> None:
-        ready, lane = room / "fake.json", os.getpid()
+        ready = room / "fake.json"
         fill, rates = ALPACA_KINDS[how]
         # Some fault needs an answer that nobody waits for.
         settings: dict[str, Any] = {
@@ -184,14 +185,14 @@ class FakeVenue:
         prices = first_prices(world)
 
         def work() -> int:
+            die_with_parent()
             with fake_module().FakeAlpaca(room / "book.db", **settings) as fake:
                 fake.do({"prices": prices})
                 staging = ready.with_suffix(".tmp")
                 staging.write_text(json.dumps({"url": fake.url}))
                 staging.rename(ready)
-                while os.getppid() == lane:
-                    time.sleep(0.1)
-            return 0
+                while True:
+                    time.sleep(60.0)
 
         log = room / "fake.log"
         self._running = Running(fork(work, log))

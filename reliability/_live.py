@@ -7,6 +7,7 @@ knows nothing of them. At the point that it is told, a process kills itself.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import http.client
 import importlib
@@ -34,6 +35,7 @@ REFUSED = 6
 """Exit code of an engine that ended by an error of ours."""
 ENGINE, VENUE, MESSAGES = "live.db", "venue.db", "messages.jsonl"
 START_SECONDS = 60.0
+_PR_SET_PDEATHSIG = 1
 _MODULES = (
     *("echelon.live.engine", "echelon.live.replay", "echelon.live.brokers.remote"),
     *("echelon.live.feeds.history", "echelon.config.secrets", "exchange_calendars"),
@@ -240,10 +242,16 @@ class EngineJob(NamedTuple):
     clock: Any = None
 
 
+def die_with_parent() -> None:
+    """Let the kernel kill this process when the one that forked it ends, however that comes."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def start_engine(world: World, room: Path, job: EngineJob) -> Running:
     """An engine on the room's journal, in a process of its own."""
 
     def work() -> int:
+        die_with_parent()
         if job.points is not None:
             job.points.into_engine()
         if job.prepare is not None:
@@ -311,10 +319,12 @@ class Venue:
         """Start it, on the same port as before; returns when it answers, or died of its points."""
         ready = self._room / "venue.json"
         ready.unlink(missing_ok=True)
-        lane, port = os.getpid(), self.port
+        port = self.port
 
         def work() -> int:
             from echelon.live.brokers.remote import serve_venue
+
+            die_with_parent()
 
             if points is not None:
                 points.into_venue()
@@ -325,9 +335,8 @@ class Venue:
                 staging = ready.with_suffix(".tmp")
                 staging.write_text(json.dumps({"port": int(url.rpartition(":")[2])}))
                 staging.rename(ready)
-                while os.getppid() == lane:
-                    time.sleep(0.1)
-            return 0
+                while True:
+                    time.sleep(60.0)
 
         log = self._room / f"venue-{time.monotonic_ns()}.log"
         running = self._running = Running(fork(work, log))

@@ -80,6 +80,8 @@ COMMANDS = (*MODES, "flatten", "reconcile")
 _IDLE_SECONDS = 0.2
 _ASK_SECONDS = 5.0
 """Between two looks at a real venue's fills while no bar comes."""
+_FIT_SECONDS = 5.0
+"""That a venue's fills and positions may take to fit each other."""
 _SAME = 1e-6
 """Relative difference of positions that is rounding; a thousand times it of the equity, of cash."""
 _REMEDY = "Run `echelon live journal verify`; start from a backup of the journal, or a new one."
@@ -313,8 +315,7 @@ class LiveEngine(Closing):
             fills, account, statuses, cursor = self._ask(self._venue.show_bars, bars)
         else:
             self._finish_orders()
-            fills, cursor = self._ask(self.broker.fills, self.state.cursor)
-            account, statuses = self._ask_account(), []
+            (fills, cursor, account), statuses = self._ask_books(), []
         decision = self.decider.push(bars, account)
         self._take_answers(statuses)
         if self._venue is None:
@@ -344,8 +345,7 @@ class LiveEngine(Closing):
         self._resolve()
         if not self.state.account or (self._venue is not None and self._undecided is not None):
             return []  # nothing to compare with, or the venue may be these bars ahead
-        fills, cursor = self._ask(self.broker.fills, self.state.cursor)
-        account = self._ask_account()
+        fills, cursor, account = self._ask_books()
         differences = self._compare(account, fills)
         if fills:
             self._record("fills", {"fills": [f._asdict() for f in fills], "cursor": cursor})
@@ -533,15 +533,36 @@ class LiveEngine(Closing):
 
     def _compare(self, account: Account, fills: Sequence[VenueFill]) -> list[str]:
         """What the venue holds beside what the journal says; differences halt the engine."""
-        if not self.state.account:
-            return []
-        expected = add_fills(account_of(self.state.account), fills)
-        differences = compare_accounts(expected, account, self.state.risk.equity)
+        differences = self._differences(account, fills)
         if differences and self.state.mode != "halted":
             some = "; ".join(differences[:20])
             self._record("difference", {"differences": differences})
             self.halt("difference", f"{self.broker.name} and journal differ: {some}")
         return differences
+
+    def _differences(self, account: Account, fills: Sequence[VenueFill]) -> list[str]:
+        """Where the journal and these fills do not come to what the venue holds."""
+        if not self.state.account:
+            return []
+        expected = add_fills(account_of(self.state.account), fills)
+        return compare_accounts(expected, account, self.state.risk.equity)
+
+    def _ask_books(self) -> tuple[list[VenueFill], str, Account]:
+        """(fills since the last ones, the cursor behind them, what is held), of one moment.
+
+        A venue may fill between the two questions, and list a fill later than it books it: where
+        the answers do not fit, it is asked again for a while.
+        """
+        began, waited = self.clock.monotonic(), 0.05
+        while True:
+            fills, cursor = self._ask(self.broker.fills, self.state.cursor)
+            account = self._ask_account()
+            late = self.clock.monotonic() - began > _FIT_SECONDS
+            known = self.state.why.startswith("difference")
+            if late or known or not self._differences(account, fills):
+                return fills, cursor, account
+            self._wait(waited)
+            waited = min(2.0 * waited, 1.0)
 
     def _ask_account(self) -> Account:
         """What the venue holds of the bundle's symbols; less than nothing halts the engine."""
@@ -552,8 +573,8 @@ class LiveEngine(Closing):
             log.warning("%s holds %s, which the bundle does not trade", self.broker.name, names)
         self._foreign = foreign
         known = {s: held for s, held in account.positions.items() if s not in foreign}
-        short = [f"{symbol}: {held:g} shares" for symbol, held in known.items() if held < 0.0]
-        if account.cash < 0.0:
+        short = [f"{symbol}: {held:g} shares" for symbol, held in known.items() if held < -_SAME]
+        if account.cash < -_SAME:
             short.append(f"cash: {account.cash:.2f}")
         if short and self.state.mode != "halted":
             self.halt("account", f"{self.broker.name} holds less than nothing: {'; '.join(short)}")
@@ -661,8 +682,7 @@ class LiveEngine(Closing):
             return self.reconcile()
         if self._venue is not None:
             raise UsageError("a paper venue is the journal's own: there is nothing to settle.")
-        fills, cursor = self._ask(self.broker.fills, self.state.cursor)
-        account = self._ask_account()
+        fills, cursor, account = self._ask_books()
         orders: list[OrderRequest] = []
         if command.undo:
             close = dict(zip(self.decider.symbols, self._closes(), strict=True))
