@@ -24,6 +24,7 @@ from reliability._chaos import (
 )
 from reliability._live import (
     ENGINE,
+    FIRST,
     TOKEN,
     VENUE,
     EngineJob,
@@ -35,7 +36,7 @@ from reliability._live import (
 )
 from reliability._live_facts import differences, engine_facts, paper_problems, venue_facts
 from reliability._processes import Running
-from reliability.worlds import LIVE, LIVE_FROM, ROOT
+from reliability.worlds import ROOT, SERVED
 
 FRESH_SHARE = 0.1
 CHAIN = (1, 1, 2, 3, 5)
@@ -48,11 +49,11 @@ def plan_kills(session: Session, seed: int) -> Iterator[Case]:
     rng = random.Random(f"{seed}-kills")
     turns = {
         name: points_in_turn(session.references[name].engine, random.Random(f"{seed}-{name}"))
-        for name in LIVE
+        for name in SERVED
     }
     number = 0
     while True:
-        world = LIVE[number % len(LIVE)]
+        world = SERVED[number % len(SERVED)]
         longest = session.references[world].seconds
         kills = [
             next(turns[world]) if rng.random() < 0.5 else _moment(rng, longest)
@@ -81,7 +82,7 @@ def run_kills(session: Session, case: Case, room: Path, outcome: Outcome) -> Non
             code = running.wait()
             if code == 0:
                 outcome.count("too late")
-                continue
+                break
             if code != -signal.SIGKILL:
                 outcome.problems.append(f"exit code {code} at {kill.place}: {last_log(room)}")
                 return
@@ -102,8 +103,8 @@ def plan_fresh(session: Session, seed: int) -> Iterator[Case]:
     rng = random.Random(f"{seed}-fresh")
     number = 0
     while True:
-        world = LIVE[number % len(LIVE)]
-        how = ("remote venue", "venue within")[number // len(LIVE) % 2]
+        world = SERVED[number % len(SERVED)]
+        how = ("remote venue", "venue within")[number // len(SERVED) % 2]
         moments = [rng.random() for _ in range(rng.choice((2, 3)))]
         kills = tuple(Kill(seconds=round(moment, 3)) for moment in moments)
         yield Case(number, "fresh", world, rng.randrange(1 << 30), kills, how)
@@ -167,7 +168,7 @@ class _Command(Running):
 def _command(world: World, room: Path, broker: str) -> Running:
     argv = [sys.executable, "-m", "echelon", "live", "run", "--bundle", str(world.place / "bundle")]
     argv += ["--journal", str(room / ENGINE), "--broker", broker, "--store", str(world.store)]
-    argv += ["--feed", f"store:{world.store}?speed={FEED_SPEED}", "--from", LIVE_FROM]
+    argv += ["--feed", f"store:{world.store}?speed={FEED_SPEED}", "--from", str(FIRST)]
     argv += ["--no-control", "-o", "snapshot_every=4"]
     path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "ECHELON_TOKEN": TOKEN}

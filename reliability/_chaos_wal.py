@@ -1,10 +1,10 @@
 """Truncations of the write-ahead log (class `truncations`): each must give a prefix of commits.
 
-A source is the journal of an engine that was killed at the end of its run, with its write-ahead log;
-beside each of its commits the venue's journal was copied. A case cuts the log at a byte, opens the
-journal as an engine does, and must find exactly the commits whose frames are whole, with a whole
-chain of the same entries. In one case of a hundred an engine goes on from there, with the venue as it
-was at that commit, and must come to the end of the undisturbed run.
+A source is the journal of an engine that was killed at the end of its run, with its write-ahead
+log; beside each of its commits the venue's journal was copied. A case cuts the log at a byte, opens
+the journal as an engine does, and must find exactly the commits whose frames are whole, with a
+whole chain of the same entries. In one case of a hundred an engine goes on from there, with the
+venue as it was at that commit, and must come to the end of the undisturbed run.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from reliability._chaos import Case, Outcome, Session, finish
 from reliability._live import ENGINE, VENUE, EngineJob, Venue, World, start_engine
-from reliability.worlds import LIVE
+from reliability.worlds import SERVED
 
 WAL = f"{ENGINE}-wal"
 _HEADER, _FRAME = 32, 24
@@ -88,8 +89,8 @@ def _make(session: Session, world: World, kind: str) -> Source:
             journal._db.execute(f"PRAGMA wal_autocheckpoint={pages}")
             connect(journal, about)
 
-        def ran(engine: LiveEngine) -> None:
-            run(engine)
+        def ran(engine: LiveEngine, **options: Any) -> None:
+            run(engine, **options)
             os.kill(os.getpid(), signal.SIGKILL)
 
         Journal.commit, LiveEngine.run = committed, ran  # type: ignore[method-assign, assignment]
@@ -113,7 +114,7 @@ def _make(session: Session, world: World, kind: str) -> Source:
 
 
 def commit_ends(log: bytes) -> list[int]:
-    """Where in a write-ahead log each commit ends; frames of an older log behind it do not count."""
+    """Where in a write-ahead log each commit ends; frames of an older log do not count."""
     page = int.from_bytes(log[8:12], "big")
     salts = log[16:24]
     ends = []
@@ -161,7 +162,7 @@ def plan_truncations(session: Session, seed: int) -> Iterator[Case]:
     rng = random.Random(f"{seed}-truncations")
     number = 0
     while True:
-        world = LIVE[number % 2]
+        world = SERVED[number % 2]
         kind = ("whole", "begun anew")[number // 2 % 2]
         source_of(session, session.worlds[world], kind)
         yield Case(number, "truncations", world, rng.randrange(1 << 30), how=kind)

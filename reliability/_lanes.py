@@ -1,4 +1,4 @@
-"""Cases side by side: lanes are forked processes, each of which runs its share one after the other."""
+"""Cases side by side: lanes are forked processes, each of which runs its share in turn."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def run_in_lanes(
     rows: dict[int, Row] = {}
     try:
         while True:
-            done = all([lane.ended() for lane in lanes])
+            ended = [lane.ended() for lane in lanes]  # each is asked
             for row in (row for file in files for row in _rows(file)):
                 place = row.pop("place")
                 if place not in rows:
                     rows[place] = row
                     show(cases[place], row)
-            if done:
+            if all(ended):
                 break
             time.sleep(0.3)
     except KeyboardInterrupt:

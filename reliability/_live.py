@@ -1,12 +1,13 @@
 """Live trading for `reliability.chaos`: engines and venues in processes forked from a loaded one.
 
-A process of these has its bundle loaded already, and begins behind a warm history (`World.seed`), so
-a case costs a fraction of a second. `Points` are put around the classes from here: product code
+A process of these has its bundle loaded already, and begins behind a warm history (`World.seed`),
+so a case costs a fraction of a second. `Points` are put around the classes from here: product code
 knows nothing of them. At the point that it is told, a process kills itself.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import http.client
 import importlib
@@ -15,7 +16,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -25,15 +25,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reliability._processes import Running, fork, tolerate_threads
-from reliability.worlds import LIVE_FROM
 
 TOKEN = "a-token-of-the-chaos-harness-0123456789"
-UNTIL = date.fromisoformat(LIVE_FROM) - timedelta(days=1)
+FIRST = date(2015, 11, 9)
+"""Day of the first bar to trade: fifteen are left."""
+UNTIL = FIRST - timedelta(days=1)
 SNAPSHOT_EVERY = 4
 REFUSED = 6
 """Exit code of an engine that ended by an error of ours."""
 ENGINE, VENUE, MESSAGES = "live.db", "venue.db", "messages.jsonl"
 START_SECONDS = 60.0
+_PR_SET_PDEATHSIG = 1
 _MODULES = (
     *("echelon.live.engine", "echelon.live.replay", "echelon.live.brokers.remote"),
     *("echelon.live.feeds.history", "echelon.config.secrets", "exchange_calendars"),
@@ -66,7 +68,7 @@ class World:
     @property
     def messages(self) -> Path:
         """Lines of the bars to trade."""
-        return self.place / MESSAGES
+        return self.seeds / MESSAGES
 
     @property
     def store(self) -> Path:
@@ -80,7 +82,7 @@ class World:
 
 
 def preload() -> None:
-    """Import what engines and venues need, so that forked processes need not; torch is not of it."""
+    """Import what engines and venues need, so that forked processes need not; not torch."""
     importlib.import_module("onnxruntime")
     tolerate_threads()  # the runtime's own, which sleeps from the import on
     for name in _MODULES:
@@ -160,7 +162,7 @@ class Points:
             calls[:] = [path.rpartition("/")[2]]
             return call(client, method, path, body)
 
-        Client.call = noted  # type: ignore[method-assign]
+        Client.call = noted  # type: ignore[method-assign, assignment]
         # Before: sent, and not acknowledged.
         answer = "getresponse"
         self.around(http.client.HTTPConnection, answer, lambda *_: f"answer to {calls[0]}")
@@ -168,7 +170,7 @@ class Points:
             self.around(owner, method, method)
         for method in ("_replay", "_resolve", "_take_answers", "reconcile"):
             self.around(LiveEngine, method, method.strip("_"))
-        self.around(Gate, "passed", "passed")
+        self.around(Gate, "note_set", "note of a set")
         self.around(FileFeed, "start", "start of the feed")
         self.around(FileFeed, "poll", "poll")
 
@@ -210,7 +212,7 @@ class CallFaults:
                 raise BrokerError("planted: the answer was lost")
             return call(client, method, path, body) if fault == "twice" else answer
 
-        Client.call = faulty  # type: ignore[method-assign]
+        Client.call = faulty  # type: ignore[method-assign, assignment]
 
     def _draw(self, path: str) -> str | None:
         if self._rng.random() >= self._rate:
@@ -227,21 +229,29 @@ class CallFaults:
 class EngineJob(NamedTuple):
     """An engine to run. address: of the venue; prepare: done in its process before anything else
 
-    settings: of `LiveConfig`; feed: opens another than the world's messages
+    settings: of `LiveConfig`; feed: "": the world's messages; bars: of the journal at the end, 0:
+    until the feed ends; clock: of the engine
     """
 
     address: str
     points: Points | None = None
     prepare: Callable[[], None] | None = None
     settings: Mapping[str, Any] = {}
-    feed: Callable[[], Any] | None = None
+    feed: str = ""
+    bars: int = 0
     clock: Any = None
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when the one that forked it ends, however that comes."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def start_engine(world: World, room: Path, job: EngineJob) -> Running:
     """An engine on the room's journal, in a process of its own."""
 
     def work() -> int:
+        die_with_parent()
         if job.points is not None:
             job.points.into_engine()
         if job.prepare is not None:
@@ -263,16 +273,14 @@ def run_engine(world: World, room: Path, job: EngineJob) -> int:
     os.environ["ECHELON_TOKEN"] = TOKEN
     config = LiveConfig.model_validate({"snapshot_every": SNAPSHOT_EVERY, **job.settings})
     try:
-        if job.feed is None:
-            feed = open_feed(f"file:{world.messages}", bundle, store)
-        else:
-            feed = job.feed()
+        feed = open_feed(job.feed or f"file:{world.messages}", bundle, store)
         broker = open_broker(job.address, bundle, journal, store, UNTIL, config)
         opened = LiveEngine.open(
             *(bundle, store, journal, feed, broker, config), until=UNTIL, clock=job.clock
         )
         with opened as engine:
-            engine.run()
+            left = job.bars - engine.state.bars
+            engine.run(bars=left if job.bars else None)
     except EchelonError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         return REFUSED
@@ -311,10 +319,12 @@ class Venue:
         """Start it, on the same port as before; returns when it answers, or died of its points."""
         ready = self._room / "venue.json"
         ready.unlink(missing_ok=True)
-        lane, port = os.getpid(), self.port
+        port = self.port
 
         def work() -> int:
             from echelon.live.brokers.remote import serve_venue
+
+            die_with_parent()
 
             if points is not None:
                 points.into_venue()
@@ -325,22 +335,13 @@ class Venue:
                 staging = ready.with_suffix(".tmp")
                 staging.write_text(json.dumps({"port": int(url.rpartition(":")[2])}))
                 staging.rename(ready)
-                while os.getppid() == lane:
-                    time.sleep(0.1)
-            return 0
+                while True:
+                    time.sleep(60.0)
 
         log = self._room / f"venue-{time.monotonic_ns()}.log"
         running = self._running = Running(fork(work, log))
-        end = time.monotonic() + START_SECONDS
-        while not ready.exists():
-            if running.ended():
-                if running.code == -signal.SIGKILL:
-                    return
-                raise RuntimeError(f"the venue ends by itself ({running.code}):\n{log.read_text()}")
-            if time.monotonic() > end:
-                raise RuntimeError(f"the venue does not start:\n{log.read_text()}")
-            time.sleep(0.002)
-        self.port = int(json.loads(ready.read_text())["port"])
+        if wait_for(ready, running, log):
+            self.port = int(json.loads(ready.read_text())["port"])
 
     def ended(self) -> bool:
         """Whether it died."""
@@ -354,21 +355,29 @@ class Venue:
             self._running.wait()
 
 
-def free_port() -> int:
-    """A port that nobody has at this moment."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+def wait_for(ready: Path, running: Running, log: Path) -> bool:
+    """Wait until a process has written a file; False: it was killed before."""
+    end = time.monotonic() + START_SECONDS
+    while not ready.exists():
+        if running.ended():
+            if running.code == -signal.SIGKILL:
+                return False
+            raise RuntimeError(f"ended by itself ({running.code}):\n{log.read_text()}")
+        if time.monotonic() > end:
+            raise RuntimeError(f"does not start:\n{log.read_text()}")
+        time.sleep(0.002)
+    return True
 
 
 def make_seeds(world: World, room: Path) -> None:
-    """Journals of an engine and a venue that have begun, and taken no bar."""
+    """Messages of the bars; journals of an engine and a venue that have begun, and taken none."""
     from echelon.config.live import LiveConfig
     from echelon.live.brokers.paper import PaperVenue
     from echelon.live.engine import LiveEngine
-    from echelon.live.feeds import open_feed
+    from echelon.live.feeds import open_feed, publish_bars
 
     bundle, store = world.bundle, world.store
+    publish_bars(bundle, store, f"file:{world.messages}", UNTIL)
     feed = open_feed(f"file:{world.messages}", bundle, store)
     venue = PaperVenue.open(bundle, room / VENUE, store, UNTIL)
     LiveEngine.open(*(bundle, store, room / ENGINE, feed, venue, LiveConfig()), until=UNTIL).close()

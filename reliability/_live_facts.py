@@ -1,4 +1,4 @@
-"""What engines and venues left behind: what must hold after every kill, and equal the reference's."""
+"""What engines and venues left behind: what must hold after a kill, and equal the reference's."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     make chaos CHAOS_ARGS="--seed 1 --kills 100 --truncations 500 --fresh 15 --kafka 0 --faults 50"
 
-1. Two bundles, a flat agent and a hierarchy, trade fifteen bars undisturbed, at a paper venue that is
-   a process of its own. The journal must equal the backtest, and is the reference.
+1. Two bundles, a flat agent and a hierarchy, trade fifteen bars undisturbed, at a paper venue that
+   is a process of its own. The journal must equal the backtest, and is the reference.
 2. They do it again, and again, and each time something happens to them (see `CLASSES`).
 3. After each: the hash chains are whole; every order is exactly once at the venue, by the venue's
    own book; no bar is lost or used twice; decisions, fills, accounts and final equity are those of
@@ -30,11 +30,27 @@ from typing import Any, NamedTuple
 
 from reliability._chaos import Case, Outcome, Session, close_case, row_of
 from reliability._chaos_kills import plan_fresh, plan_kills, run_fresh, run_kills
+from reliability._chaos_machine import (
+    plan_clock,
+    plan_disk,
+    plan_kafka,
+    run_clock,
+    run_disk,
+    run_kafka,
+)
+from reliability._chaos_venues import (
+    plan_alpaca,
+    plan_calls,
+    plan_venue,
+    run_alpaca,
+    run_calls,
+    run_venue,
+)
 from reliability._chaos_wal import plan_truncations, run_truncation
 from reliability._lanes import Row, run_in_lanes
 from reliability._live import preload
 from reliability.kill import THREADS
-from reliability.worlds import LIVE, ensure
+from reliability.worlds import SERVED, ensure
 
 Plan = Callable[[Session, int], Iterator[Case]]
 Run = Callable[[Session, Case, Path, Outcome], None]
@@ -53,6 +69,12 @@ CLASSES: Mapping[str, Class] = {
     "kills": Class("SIGKILL of forked engines", 1_000, plan_kills, run_kills),
     "truncations": Class("cuts of the write-ahead log", 5_000, plan_truncations, run_truncation),
     "fresh": Class("SIGKILL of `echelon live run`", 60, plan_fresh, run_fresh),
+    "kafka": Class("SIGKILL of a Kafka broker", 20, plan_kafka, run_kafka),
+    "venue": Class("SIGKILL of the paper venue", 100, plan_venue, run_venue),
+    "calls": Class("calls to the paper venue that go wrong", 300, plan_calls, run_calls),
+    "alpaca": Class("faults of a venue like Alpaca", 300, plan_alpaca, run_alpaca),
+    "disk": Class("full disks", 20, plan_disk, run_disk),
+    "clock": Class("runs by a clock that jumps", 20, plan_clock, run_clock),
 }
 
 
@@ -193,7 +215,7 @@ def main(argv: Sequence[str]) -> int:
     started = time.monotonic()
     work = (args.work or new_directory()).resolve()
     work.mkdir(parents=True, exist_ok=True)
-    places = ensure((args.worlds or work).resolve(), LIVE)
+    places = ensure((args.worlds or work).resolve(), SERVED)
     preload()
     session = Session(work, places)
     session.load()

@@ -1,8 +1,7 @@
 """Small worlds that cases damage: data files, and runs of every kind, made once and kept.
 
 A world is a directory with everything a command needs, by relative paths: `run/`, `store/`,
-`cache/`; of live trading also `bundle/`, and `messages.jsonl` with the bars from `LIVE_FROM` on. It
-is made by the commands themselves, on three symbols and a year of days (two symbols
+`cache/`. It is made by the commands themselves, on three symbols and a year of days (two symbols
 and weeks of 5-minute bars for order execution), in seconds, and kept under the digest of
 Echelon's source, so that a changed source makes new ones.
 
@@ -90,9 +89,6 @@ SMALL: Mapping[str, tuple[str, ...]] = {
 WORLDS = ("files", *SMALL)
 SERVED = ("flat", "hierarchy")
 """Worlds with a bundle, an engine's state and requests of its service."""
-LIVE = ("live-flat", "live-hierarchy")
-LIVE_FROM = "2015-11-09"
-"""First day of live trading: 15 sessions are left."""
 
 
 def options(overrides: Iterable[str]) -> list[str]:
@@ -128,12 +124,7 @@ def make(place: Path, name: str) -> None:
     home = Path.cwd()
     try:
         os.chdir(staging)
-        if name == "files":
-            write_files()
-        elif name in LIVE:
-            _export(name.removeprefix("live-"))
-        else:
-            _train(name)
+        write_files() if name == "files" else _train(name)
         os.chdir(home)
         if not (place / name).exists():  # another process may have been faster
             staging.rename(place / name)
@@ -214,16 +205,6 @@ def _bar(row: list[str]) -> dict[str, Any]:
     """A row of the table as the service takes it."""
     numbers = zip(("open", "high", "low", "close", "volume"), row[2:], strict=True)
     return {"symbol": row[1], **{name: float(text) for name, text in numbers}}
-
-
-def _export(kind: str) -> None:
-    Path("bars.csv").write_text(as_csv(bars_table()), encoding="utf-8")
-    words = ("--seeds", "1", "--workers", "1", "--output-dir", "run")
-    _echelon("train", *options(SMALL[kind]), *words)
-    _echelon("export", "run", "--output-dir", "bundle")
-    publish = ("live", "publish", "--bundle", "bundle", "--to", "file:messages.jsonl")
-    _echelon(*publish, "--from", LIVE_FROM)
-    shutil.rmtree("run")
 
 
 def _echelon(*words: str) -> None:

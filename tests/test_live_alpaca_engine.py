@@ -17,6 +17,7 @@ from echelon.live.feeds import open_feed
 from echelon.live.feeds.alpaca import Anchors
 from echelon.live.feeds.history import StoredBars
 from echelon.live.journal import Journal
+from echelon.serving.engine import Account
 
 pytest.importorskip("alpaca", reason="alpaca-py is in the extra `live`")
 
@@ -86,6 +87,31 @@ def test_every_order_is_at_alpaca_once_and_no_key_in_the_journal(
     for path in tmp_path.glob("j.db*"):
         assert SECRET.encode() not in path.read_bytes()
         assert KEY.encode() not in path.read_bytes()
+
+
+def test_fills_between_two_questions_and_rounding_are_no_differences(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeAlpaca(tmp_path / "v.db", cash=200_000.0, fill="hold") as venue:
+        monkeypatch.setenv("ECHELON_ALPACA_URL", venue.url)
+        venue.book.prices = dict.fromkeys(served.bundle.symbols, 1.0)
+        with open_engine(served, tmp_path / "j.db", "alpaca") as engine:
+            engine.run(bars=1)
+            assert engine.state.orders
+        with open_engine(served, tmp_path / "j.db", "alpaca") as engine:
+            ask = engine.broker.account
+
+            def account() -> Account:
+                venue.book.settle()  # behind the answer about fills
+                held = ask()
+                dust = {s: held.positions.get(s, 0.0) - 1e-9 for s in served.bundle.symbols}
+                return held._replace(positions=dust)
+
+            monkeypatch.setattr(engine.broker, "account", account)
+            assert engine.reconcile() == []
+            assert engine.state.mode == "running", engine.state.why
+            assert engine.state.counts["fills"] == 1
+            assert engine.state.account["cash"] == venue.book.cash() < 200_000.0
 
 
 def test_the_engine_trades_by_order_sheets(

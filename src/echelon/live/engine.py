@@ -82,6 +82,8 @@ _ASK_SECONDS = 5.0
 """Between two looks at a real venue's fills while no bar comes."""
 _OVERDRAFT = 0.05
 """Share of the equity that cash may be below zero, after a gap at the open, without a halt."""
+_FIT_SECONDS = 5.0
+"""That a venue's fills and positions may take to fit each other."""
 _SAME = 1e-6
 """Relative difference of positions that is rounding; a thousand times it of the equity, of cash."""
 _REMEDY = "Run `echelon live journal verify`; start from a backup of the journal, or a new one."
@@ -318,8 +320,7 @@ class LiveEngine(Closing):
             fills, account, statuses, cursor = self._ask(self._venue.show_bars, bars)
         else:
             self._finish_orders()
-            fills, cursor, account = self._ask_account()
-            statuses = []
+            (fills, cursor, account), statuses = self._ask_books(), []
         decision = self.decider.push(bars, holdable(account))
         self._take_answers(statuses)
         if self._venue is None:
@@ -349,7 +350,7 @@ class LiveEngine(Closing):
         self._resolve()
         if self._venue is not None and (self._undecided is not None or not self.state.account):
             return []  # the venue may be these bars ahead, or new as the journal is
-        fills, cursor, account = self._ask_account()
+        fills, cursor, account = self._ask_books()
         differences = self._compare(account, fills)
         if not self.state.account:
             fills = []  # what was traded before this journal is not its own
@@ -542,42 +543,58 @@ class LiveEngine(Closing):
 
     def _compare(self, account: Account, fills: Sequence[VenueFill]) -> list[str]:
         """What the venue holds beside what the journal says; differences halt the engine."""
-        if not self.state.account:
-            return []
-        expected = add_fills(account_of(self.state.account), fills)
-        differences = compare_accounts(expected, account, self.state.risk.equity)
+        differences = self._differences(account, fills)
         if differences and self.state.mode != "halted":
             some = "; ".join(differences[:20])
             self._record("difference", {"differences": differences})
             self.halt("difference", f"{self.broker.name} and journal differ: {some}")
         return differences
 
-    def _ask_account(self) -> tuple[list[VenueFill], str, Account]:
-        """(fills since the last look, the cursor behind them, what is held after just these)."""
-        fills, cursor = self._ask(self.broker.fills, self.state.cursor)
+    def _differences(self, account: Account, fills: Sequence[VenueFill]) -> list[str]:
+        """Where the journal and these fills do not come to what the venue holds."""
+        if not self.state.account:
+            return []
+        expected = add_fills(account_of(self.state.account), fills)
+        return compare_accounts(expected, account, self.state.risk.equity)
+
+    def _ask_books(self) -> tuple[list[VenueFill], str, Account]:
+        """(fills since the last ones, the cursor behind them, what is held), of one moment.
+
+        A venue may fill between the two questions, and list a fill later than it books it: where
+        the answers do not fit, it is asked again for a while.
+        """
+        began, waited = self.clock.monotonic(), 0.05
         while True:
-            account = self._ask(self.broker.account)
-            fills, behind = self._ask(self.broker.fills, self.state.cursor)
-            if behind == cursor:  # nothing was filled between the two answers
-                break
-            cursor = behind
-        ours = set(self.decider.symbols)
-        foreign = sorted(account.positions.keys() - ours)
+            fills, cursor = self._ask(self.broker.fills, self.state.cursor)
+            account = self._ask_account()
+            late = self.clock.monotonic() - began > _FIT_SECONDS
+            known = self.state.why.startswith("difference")
+            if late or known or not self._differences(account, fills):
+                return fills, cursor, account
+            self._wait(waited)
+            waited = min(2.0 * waited, 1.0)
+
+    def _ask_account(self) -> Account:
+        """What the venue holds of the bundle's symbols; less than nothing halts the engine."""
+        account = self._ask(self.broker.account)
+        foreign = sorted(account.positions.keys() - set(self.decider.symbols))
         if foreign and foreign != self._foreign:
             names = ", ".join(foreign[:10])
             log.warning("%s holds %s, which the bundle does not trade", self.broker.name, names)
         self._foreign = foreign
         positions, locked = (
-            {symbol: count for symbol, count in held.items() if symbol in ours}
+            {symbol: count for symbol, count in held.items() if symbol not in foreign}
             for held in (account.positions, account.locked)
         )
         account = Account(account.cash, positions, locked)
-        short = [f"{symbol}: {held:g} shares" for symbol, held in positions.items() if held < 0.0]
+        short = [
+            f"{symbol}: {held:g} shares" for symbol, held in positions.items() if held < -_SAME
+        ]
         if account.cash < -_OVERDRAFT * max(self.state.risk.equity, 1.0):
             short.append(f"cash: {account.cash:.2f}")
         if short and self.state.mode != "halted":
             self.halt("account", f"{self.broker.name} holds less than nothing: {'; '.join(short)}")
-        return fills, cursor, account
+        return account
 
     def _ask(self, call: Callable[..., T], *arguments: object) -> T:
         """What the venue answers, however long it takes; bars wait in the gate."""
@@ -688,7 +705,7 @@ class LiveEngine(Closing):
             return self.reconcile()
         if self._venue is not None:
             raise UsageError("a paper venue is the journal's own: there is nothing to settle.")
-        fills, cursor, account = self._ask_account()
+        fills, cursor, account = self._ask_books()
         orders: list[OrderRequest] = []
         if command.undo:
             close = dict(zip(self.decider.symbols, self._closes(), strict=True))
