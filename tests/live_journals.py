@@ -46,7 +46,11 @@ def write_journal(
         decider.complete()
         _write_fills(journal, done, sent, k)
         body, data = encode_bars(bars)
-        more = {"offsets": {"store": k + 1}, "seen": {"store": k}, "received": "2026-01-01T00:00:00+00:00"}
+        more = {
+            "offsets": {"store": k + 1},
+            "seen": {"store": k},
+            "received": "2026-01-01T00:00:00+00:00",
+        }
         journal.append("bars", {**body, **more}, data)
         journal.append("account", account._asdict())
         journal.append("decision", decision.to_dict())
@@ -107,6 +111,8 @@ def _write_orders(journal: Journal, decision: Decision, code: str | None) -> dic
             code = None
             continue
         journal.append("order", {**body, "seconds": 0.0})
-        journal.append("status", {"id": body["id"], "state": "accepted", "filled": 0.0, "reason": None})
+        journal.append(
+            "status", {"id": body["id"], "state": "accepted", "filled": 0.0, "reason": None}
+        )
         ids[symbol] = body["id"]
     return ids

@@ -33,7 +33,8 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from echelon.config.secrets import Secrets
 from echelon.errors import ConfigError, DataError, UsageError, shorten
@@ -150,7 +151,7 @@ class KafkaFeed(Closing):
         self._admin: Any = None
         self._id = ""
         self._parts: dict[int, _Source] = {}
-        self._after = np.datetime64("NaT")
+        self._after: np.datetime64 = np.datetime64("NaT")
         self._held: list[Any] = []
         self._doubt = False
         self._looked = 0.0
