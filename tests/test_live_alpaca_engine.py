@@ -103,17 +103,17 @@ def test_fills_between_two_questions_and_rounding_are_no_differences(
 
             def account() -> Account:
                 venue.book.settle()  # behind the answer about fills
-                return ask()
+                held = ask()
+                dust = {s: held.positions.get(s, 0.0) - 1e-9 for s in served.bundle.symbols}
+                return held._replace(positions=dust)
 
             monkeypatch.setattr(engine.broker, "account", account)
             assert engine.reconcile() == []
             assert engine.state.mode == "running", engine.state.why
-            assert engine.state.counts["fills"] == 1
+            assert (
+                engine.state.counts["fills"] == 2
+            )  # the first of a new journal says from where on
             assert engine.state.account["cash"] == venue.book.cash() < 200_000.0
-            short = Account(-1e-9, {served.bundle.symbols[0]: -1e-9}, {})
-            monkeypatch.setattr(engine.broker, "account", lambda: short)
-            assert engine._ask_account() == Account(0.0, {served.bundle.symbols[0]: 0.0}, {})
-            assert engine.state.mode == "running", engine.state.why
 
 
 def test_the_engine_trades_by_order_sheets(

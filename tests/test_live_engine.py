@@ -20,11 +20,12 @@ from echelon.config.live import LimitsConfig, LiveConfig
 from echelon.errors import EchelonError, StoreError, UsageError
 from echelon.live.brokers import open_broker
 from echelon.live.control import ControlServer, ask_engine, control_file, write_mode
-from echelon.live.engine import Clock, Command, LiveEngine
+from echelon.live.engine import Clock, Command, LiveEngine, holdable
 from echelon.live.feeds import Feed, open_feed
 from echelon.live.journal import Journal
 from echelon.live.limits import STOPPED
 from echelon.live.replay import replay_journal
+from echelon.serving.engine import Account
 
 Get = Callable[..., Served]
 QUICK = LiveConfig(sync=False, snapshot_every=7)
@@ -369,3 +370,25 @@ def test_the_engine_imports_no_torch(served: Get, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     with Journal.read(tmp_path / "j.db") as journal:
         assert sum(1 for _ in journal.entries(kinds=("decision",))) == 3
+
+
+def test_a_small_overdraft_is_traded_on_and_short_positions_count_as_nothing() -> None:
+    account = Account(-12.5, {"AAA": 3.0, "BBB": -2.0}, {"AAA": 4.0})
+    assert holdable(account) == Account(0.0, {"AAA": 3.0, "BBB": 0.0}, {"AAA": 3.0})
+    plain = Account(5.0, {"AAA": 3.0}, {"AAA": 1.0})
+    assert holdable(plain) == plain
+
+
+def test_a_paper_venue_that_lost_its_journal_is_noticed(served: Get, tmp_path: Path) -> None:
+    known, path = served(), tmp_path / "j.db"
+    until = _until(known, 12)
+    with _engine(known, path, until) as engine:
+        engine.run(bars=5)
+        assert engine.state.account["positions"]
+    for file in tmp_path.glob("j.db.venue*"):
+        file.unlink()
+    with (
+        _engine(known, path, until) as engine,
+        pytest.raises(UsageError, match="another one's, or older"),
+    ):
+        engine.run(bars=1)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,6 +138,21 @@ def test_a_symbol_has_one_partition_and_the_feed_goes_on_at_any_offset(topic: st
         assert sorted(rest, key=lambda m: m[:2]) == sorted(expected, key=lambda m: m[:2])
 
 
+def test_offsets_that_are_left_out_are_told_as_a_gap(topic: str) -> None:
+    send(topic, *(bar("A", 1.0, day) for day in range(4)))
+    feed = started(topic, mode="history")
+    read = iter(feed._consumer.consume(4, 10.0))
+    kept = [item for item in read if item.offset() != 2]
+    messages: list[Message] = []
+    for item in [*kept, kept[0]]:  # and one comes again
+        feed._take(item, messages)
+    assert [(m.offset, m.kind) for m in messages] == [
+        *((0, "bar"), (1, "bar"), (2, "refused"), (3, "bar")),
+    ]
+    assert messages[2].body == {"reason": "gap", "detail": "1 message(s) from 2 on are not there"}
+    feed.close()
+
+
 def test_rubbish_in_a_topic_is_refused_message_by_message(topic: str) -> None:
     remake(topic, delete=False)
     good = bar("A", 1.0)
@@ -195,49 +208,39 @@ def test_nothing_is_committed_to_the_broker(topic: str) -> None:
     assert "echelon" not in [group.group_id for group in asked.result().valid]
 
 
-def test_a_killed_broker_loses_and_doubles_nothing(durable_kafka: Running) -> None:
+def test_a_killed_broker_loses_and_doubles_nothing(
+    durable_kafka: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills come between two publications: a write in flight, this broker acknowledges and loses.
+
+    (Tansu stores a producer's sequence before the batch; what is missing then is seen as a gap.)
+    """
+    monkeypatch.setattr("echelon.live.feeds.kafka._BATCH", 30)
     url = f"{durable_kafka.url}/bars"
     remake(url, 2, delete=False)
-    total, batch, problems = 400, 20, []
-
-    def publish() -> None:
-        try:
-            sink = KafkaSink(place_of(url), 2)
-            for k in range(total):
-                sink.send(f"S{k % 7}", bar(f"S{k % 7}", float(k + 1)))
-                if k % batch == batch - 1:
-                    time.sleep(0.1)
-            sink.finish()
-        except BaseException as error:  # noqa: BLE001 (of a thread: shown below)
-            problems.append(error)
-
     feed = started(url, mode="history")
-    thread = threading.Thread(target=publish)
-    thread.start()
     messages: list[Message] = []
-    kills = 0
-    deadline = time.monotonic() + 120
-    while len(messages) < total and time.monotonic() < deadline and not problems:
+    for phase in range(4):
+        sink = KafkaSink(place_of(url), 2)
+        for k in range(100 * phase, 100 * phase + 100):
+            sink.send(f"S{k % 7}", bar(f"S{k % 7}", float(k)))
+        sink.finish()
+        messages += drain(feed, 40)  # the kill comes in the middle of reading
+        durable_kafka.kill()
         messages += feed.poll(0.1)
-        if kills < 3 and len(messages) > (kills + 1) * total // 5:
-            durable_kafka.kill()
-            messages += feed.poll(0.2)
-            durable_kafka.restart()
-            kills += 1
-        if kills == 2 and len(messages) > total // 2:  # and the reader too
+        if phase % 2:  # and the reader dies too
             feed.close()
+        durable_kafka.restart()
+        if phase % 2:
             feed = started(url, next_offsets(messages), mode="history")
-            kills += 1
-    thread.join(60)
-    assert problems == []
-    assert kills >= 3
-    messages += feed.poll(1.0)
+        messages += drain(feed, 100 * (phase + 1) - len(messages))
+    assert feed.poll(0.5) == []
     feed.close()
-    assert sorted(m.body["close"] for m in messages) == [float(k + 1) for k in range(total)]
-    for source in {m.source for m in messages}:
-        offsets = [m.offset for m in messages if m.source == source]
+    assert [message for message in messages if message.kind != "bar"] == []
+    assert sorted(message.body["close"] for message in messages) == [float(k) for k in range(400)]
+    for source in {message.source for message in messages}:
+        offsets = [message.offset for message in messages if message.source == source]
         assert offsets == list(range(len(offsets)))
-    assert sorted(m[:2] for m in read_all(url)) == sorted(m[:2] for m in messages)
 
 
 @pytest.mark.parametrize("again", [False, True])

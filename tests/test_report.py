@@ -538,7 +538,7 @@ def test_every_baseline_and_every_reason_has_a_name() -> None:
     names = get_args(get_args(EvalConfig.model_fields["baselines"].annotation)[0])
     for kind in ("book_", "in_text_"):
         books = {k.removeprefix(kind) for k in keys if k.startswith(kind)}
-        assert books - {"ensemble"} == set(names)
+        assert books - {"ensemble", "live", "backtest"} == set(names)
     assert set(names) == set(BASELINES)
 
 

@@ -17,7 +17,16 @@ import redis
 from needed import need
 
 from scripts import services
-from scripts.services import BROWSER, REDIS, Running, Service, ServiceError, free_port, running
+from scripts.services import (
+    BROWSER,
+    REDIS,
+    TANSU,
+    Running,
+    Service,
+    ServiceError,
+    free_port,
+    running,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -88,6 +97,43 @@ def test_missing_program_is_named_with_its_package() -> None:
     assert "apt-get install no-such-package" in (service.missing() or "")
     with pytest.raises(ServiceError, match="no-such-server is not installed"), running(service):
         pass
+
+
+@pytest.mark.parametrize("service", [REDIS, TANSU])
+def test_missing_service_skips_a_test_and_on_ci_fails_it(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = replace(service, program="no-such-server")
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no-such-server"):
+        need(missing)
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(
+        pytest.fail.Exception, match=r"no-such-server.*missing service is a failure"
+    ):
+        need(missing)
+
+
+def test_fetched_service_says_how_it_is_had() -> None:
+    service = replace(TANSU, program="/nowhere/tansu")
+    assert "tansu is not in .services/: python scripts/services.py --fetch" in (
+        service.missing() or ""
+    )
+
+
+def test_a_stopped_service_starts_again_on_its_port() -> None:
+    listen = (
+        "import socket, sys, time\n"
+        "s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n"
+        "s.bind(('127.0.0.1', int(sys.argv[1]))); s.listen(); time.sleep(60)\n"
+    )
+    with running(scripted(listen)) as up:
+        port = up.port
+        up.kill()
+        assert soon_refuses(port)
+        up.restart()
+        assert up.port == port
+        assert not refuses(port)
 
 
 def test_a_program_may_go_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:

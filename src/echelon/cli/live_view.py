@@ -189,7 +189,10 @@ def _warnings(status: Mapping[str, Any], recent: Recent) -> list[str]:
     from echelon.live.limits import STOPPED
 
     unknown = [order["symbol"] for order in status["orders"] if order["state"] == "unknown"]
-    lines = [f"! the venue has not answered about {_few(unknown)}"] if unknown else []
+    trouble = status.get("trouble")
+    lines = [f"! the venue does not answer: {trouble}"] if trouble else []
+    if unknown:
+        lines.append(f"! the venue has not answered about {_few(unknown)}")
     lines += [f"! {event}" for event in recent.events[: -_MOST_EVENTS - 1 : -1]]
     for name, counts, texts in (
         ("orders stopped", recent.stopped, STOPPED),

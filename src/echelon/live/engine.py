@@ -80,6 +80,8 @@ COMMANDS = (*MODES, "flatten", "reconcile")
 _IDLE_SECONDS = 0.2
 _ASK_SECONDS = 5.0
 """Between two looks at a real venue's fills while no bar comes."""
+_OVERDRAFT = 0.05
+"""Share of the equity that cash may be below zero, after a gap at the open, without a halt."""
 _FIT_SECONDS = 5.0
 """That a venue's fills and positions may take to fit each other."""
 _SAME = 1e-6
@@ -196,6 +198,7 @@ class LiveEngine(Closing):
             queue.SimpleQueue()
         )
         self._venue = broker if isinstance(broker, SimulatedVenue) else None
+        self.trouble = ""  # why the venue does not answer
         self.published = self.status()
         self._unknown_since: float | None = None
         self._foreign: list[str] = []
@@ -248,6 +251,8 @@ class LiveEngine(Closing):
                     engine = cls(decider, gate, opened, feed, broker, config, clock)
                     engine.state = LiveState.from_dict(facts["live"])
                     engine._replay(opened.entries(seq))
+                engine._record("recovered", {"snapshot": seq, "time": engine.state.time})
+                opened.commit()
         except BaseException:
             opened.close()
             raise
@@ -316,7 +321,7 @@ class LiveEngine(Closing):
         else:
             self._finish_orders()
             (fills, cursor, account), statuses = self._ask_books(), []
-        decision = self.decider.push(bars, account)
+        decision = self.decider.push(bars, holdable(account))
         self._take_answers(statuses)
         if self._venue is None:
             self._compare(account, fills)
@@ -343,12 +348,15 @@ class LiveEngine(Closing):
     def reconcile(self) -> list[str]:
         """Bring orders in flight to an end, and compare the venue with the journal."""
         self._resolve()
-        if not self.state.account or (self._venue is not None and self._undecided is not None):
-            return []  # nothing to compare with, or the venue may be these bars ahead
+        if self._venue is not None and (self._undecided is not None or not self.state.account):
+            return []  # the venue may be these bars ahead, or new as the journal is
         fills, cursor, account = self._ask_books()
         differences = self._compare(account, fills)
-        if fills:
+        if not self.state.account:
+            fills = []  # what was traded before this journal is not its own
+        if fills or not self.state.account:
             self._record("fills", {"fills": [f._asdict() for f in fills], "cursor": cursor})
+        if fills:
             self._record("account", account._asdict())
         self.journal.commit()
         return differences
@@ -364,6 +372,7 @@ class LiveEngine(Closing):
             "policy": self.decider.bundle.manifest["policy"],
             "broker": self.broker.name,
             "latency": self.latency,
+            "trouble": self.trouble,
             "entries": self.journal.seq,
         }
 
@@ -477,8 +486,9 @@ class LiveEngine(Closing):
                     gone = (OrderStatus(o["id"], "cancelled", 0.0, barred) for o in lost)
                     self._take_answers(gone)
             except BrokerError as error:
-                log.warning("%s: does not answer: %s", self.broker.name, error)
+                self._note_silence(error)
             if not self._in_flight():
+                self.trouble = ""
                 return
             since = self._unknown_since or self.clock.monotonic()
             self._unknown_since = since
@@ -500,7 +510,7 @@ class LiveEngine(Closing):
                     asked = True
                 self._take_answers(self.broker.orders(ids).values())
             except BrokerError as error:
-                log.warning("%s: does not answer: %s", self.broker.name, error)
+                self._note_silence(error)
             if not self.state.orders:
                 return
             late = self.clock.monotonic() - began > self.config.unknown_seconds
@@ -572,26 +582,39 @@ class LiveEngine(Closing):
             names = ", ".join(foreign[:10])
             log.warning("%s holds %s, which the bundle does not trade", self.broker.name, names)
         self._foreign = foreign
-        known = {s: held for s, held in account.positions.items() if s not in foreign}
-        short = [f"{symbol}: {held:g} shares" for symbol, held in known.items() if held < -_SAME]
-        if account.cash < -_SAME:
+        positions, locked = (
+            {symbol: count for symbol, count in held.items() if symbol not in foreign}
+            for held in (account.positions, account.locked)
+        )
+        account = Account(account.cash, positions, locked)
+        short = [
+            f"{symbol}: {held:g} shares" for symbol, held in positions.items() if held < -_SAME
+        ]
+        if account.cash < -_OVERDRAFT * max(self.state.risk.equity, 1.0):
             short.append(f"cash: {account.cash:.2f}")
         if short and self.state.mode != "halted":
             self.halt("account", f"{self.broker.name} holds less than nothing: {'; '.join(short)}")
-        locked = {s: held for s, held in account.locked.items() if s in known}
-        positions = {symbol: max(held, 0.0) for symbol, held in known.items()}
-        return Account(max(account.cash, 0.0), positions, locked)
+        return account
 
     def _ask(self, call: Callable[..., T], *arguments: object) -> T:
         """What the venue answers, however long it takes; bars wait in the gate."""
         waited = 0.05
         while True:
             try:
-                return call(*arguments)
+                answer = call(*arguments)
             except BrokerError as error:
-                log.warning("%s: does not answer: %s", self.broker.name, error)
+                self._note_silence(error)
                 self._wait(waited)
                 waited = min(2.0 * waited, 5.0)
+            else:
+                self.trouble = ""
+                return answer
+
+    def _note_silence(self, error: BrokerError) -> None:
+        if str(error) != self.trouble:
+            log.warning("%s: does not answer: %s", self.broker.name, error)
+        self.trouble = str(error)
+        self.published = self.status()
 
     def _wait(self, seconds: float) -> None:
         if self._stop():
@@ -608,7 +631,7 @@ class LiveEngine(Closing):
             try:
                 self._take_answers(self.broker.orders(list(self.state.orders)).values())
             except BrokerError as error:
-                log.warning("%s: does not answer: %s", self.broker.name, error)
+                self._note_silence(error)
         self.journal.commit()
 
     def _drain_refusals(self) -> None:
@@ -724,7 +747,8 @@ class LiveEngine(Closing):
                 account = account_of(body)
             elif kind == "decision":
                 assert bars is not None, "bars come before their decision"
-                decision = self.decider.push(bars, account)
+                assert account is not None, "an account comes before its decision"
+                decision = self.decider.push(bars, holdable(account))
                 if decision.to_dict() != body:
                     raise DamagedError(
                         self.journal.path,
@@ -750,6 +774,13 @@ _MOST_AHEAD = 5.0
 
 class Interrupted(EchelonError):
     """A stop was asked for while the engine waited for its venue."""
+
+
+def holdable(account: Account) -> Account:
+    """The account as a policy can hold it: a small overdraft or a short position is nothing."""
+    positions = {symbol: max(held, 0.0) for symbol, held in account.positions.items()}
+    locked = {symbol: min(n, positions.get(symbol, 0.0)) for symbol, n in account.locked.items()}
+    return Account(max(account.cash, 0.0), positions, locked)
 
 
 def add_fills(account: Account, fills: Sequence[VenueFill]) -> Account:

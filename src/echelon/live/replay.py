@@ -17,6 +17,7 @@ from echelon.envs.world import World
 from echelon.errors import DataError
 from echelon.files import blaming
 from echelon.live.brokers import account_of
+from echelon.live.engine import holdable
 from echelon.live.journal import Journal, decode_bars
 from echelon.population.policy import HierarchyPolicy
 from echelon.serving.bundle import Bundle
@@ -68,7 +69,8 @@ def replay_journal(bundle: Bundle, journal: Journal) -> JournalReplay:
                 assert bars is not None, "bars come before their decision"
                 row = rows.observe(bars)
                 first = first if decisions else row
-                decision = again.push(bars, account)
+                assert account is not None, "an account comes before its decision"
+                decision = again.push(bars, holdable(account))
                 again.complete()
                 decisions.append(decision)
                 if decision.to_dict() != body:

@@ -303,9 +303,8 @@ def leads(results: Results, words: Words) -> list[str]:
             shortfall=DASH if value <= 0.0 else _format_signed(costs / value * _BP, 1),
             value=f"{value:,.0f}",
             share=f"{_format_signed(100 * costs / float(results.live.value[0]), 2)} %",
-        )
-        + words("space")
-        + words(
+        ),
+        words(
             "live_lead_gates",
             stopped=f"{results.stopped.height:,}",
             refused=f"{results.refused.height:,}",
