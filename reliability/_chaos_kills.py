@@ -41,7 +41,9 @@ from reliability.worlds import ROOT, SERVED
 FRESH_SHARE = 0.1
 CHAIN = (1, 1, 2, 3, 5)
 FEED_SPEED = 600_000
-"""Of the store's daily bars: fifteen of them in three seconds."""
+FEED_SECONDS = 3.0
+"""That the store's fifteen daily bars take at this speed."""
+BEHIND_START = "behind the start"
 
 
 def plan_kills(session: Session, seed: int) -> Iterator[Case]:
@@ -99,22 +101,26 @@ def run_kills(session: Session, case: Case, room: Path, outcome: Outcome) -> Non
 
 
 def plan_fresh(session: Session, seed: int) -> Iterator[Case]:
-    """Up to three kills in a row; at a venue of its own process, and in the engine's by turns."""
+    """Up to three kills in a row; at a venue of its own process, and in the engine's by turns.
+
+    Half come so long after the process began, half after it began to trade.
+    """
     rng = random.Random(f"{seed}-fresh")
     number = 0
     while True:
         world = SERVED[number % len(SERVED)]
         how = ("remote venue", "venue within")[number // len(SERVED) % 2]
-        moments = [rng.random() for _ in range(rng.choice((2, 3)))]
-        kills = tuple(Kill(seconds=round(moment, 3)) for moment in moments)
+        kills = tuple(
+            Kill(rng.choice(("", BEHIND_START)), seconds=round(rng.uniform(0.0, FEED_SECONDS), 3))
+            for _ in range(rng.choice((2, 3)))
+        )
         yield Case(number, "fresh", world, rng.randrange(1 << 30), kills, how)
         number += 1
 
 
 def run_fresh(session: Session, case: Case, room: Path, outcome: Outcome) -> None:
-    """`echelon live run`, killed at shares of the time it takes, from its first moment on."""
+    """`echelon live run`, killed while it starts or trades; at the end, all is as undisturbed."""
     world = session.worlds[case.world]
-    began = time.monotonic()
     if case.how == "remote venue":
         with Venue(world, room) as venue:
             _run_fresh(case, world, room, venue.address, outcome)
@@ -128,19 +134,20 @@ def run_fresh(session: Session, case: Case, room: Path, outcome: Outcome) -> Non
     # Offsets are the feed's own, and this one is another.
     outcome.problems += differences(facts, reference, but=("offsets", "refused"))
     outcome.problems += paper_problems(facts, venue_side)
-    outcome.count("seconds", round(time.monotonic() - began))
 
 
 def _run_fresh(case: Case, world: World, room: Path, broker: str, outcome: Outcome) -> None:
-    longest = 6.0
     for kill in case.kills:
         running = _command(world, room, broker)
-        kill_after(running, kill.seconds * longest)
+        log = next(iter(sorted(room.glob("engine-*.log"), reverse=True)))
+        while kill.point and not log.stat().st_size and not running.ended():
+            time.sleep(0.005)  # it says a line when it begins to trade
+        waited = time.monotonic() - running.started if kill.point else 0.0
+        kill_after(running, waited + kill.seconds)
         code = running.wait(RUN_SECONDS)
         if code == -signal.SIGKILL:
             outcome.events += 1
-            journal = room / ENGINE
-            outcome.count("behind the start" if journal.exists() else "while it starts")
+            outcome.count("while it trades" if log.stat().st_size else "while it starts")
         elif code == 0:
             outcome.count("too late")
         else:

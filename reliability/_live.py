@@ -44,7 +44,7 @@ _MODULES = (
 
 @dataclass(frozen=True)
 class Kill:
-    """One SIGKILL. point, nth: the nth time the process passes it; "": after so many seconds."""
+    """One SIGKILL. point, nth: the nth time the process passes it; nth 0: after so many seconds."""
 
     point: str = ""
     nth: int = 0
@@ -53,7 +53,9 @@ class Kill:
     @property
     def place(self) -> str:
         """For people."""
-        return f"{self.point} ({self.nth})" if self.point else f"after {self.seconds:.3f} s"
+        if self.nth:
+            return f"{self.point} ({self.nth})"
+        return f"{self.seconds:.3f} s {self.point or 'after its begin'}"
 
 
 @dataclass
