@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -215,6 +216,8 @@ def main(argv: Sequence[str]) -> int:
     started = time.monotonic()
     work = (args.work or new_directory()).resolve()
     work.mkdir(parents=True, exist_ok=True)
+    for part in ("references", "seeds", "sources", "cases", "failures"):
+        shutil.rmtree(work / part, ignore_errors=True)
     places = ensure((args.worlds or work).resolve(), SERVED)
     preload()
     session = Session(work, places)
