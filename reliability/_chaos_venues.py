@@ -155,9 +155,9 @@ def run_calls(session: Session, case: Case, room: Path, outcome: Outcome) -> Non
                 look(room, outcome)
                 running = start_engine(world, room, job)
         finish(session, case, room, outcome, running)
+    outcome.events += 1
     for line in record.read_text(encoding="utf-8").splitlines():
-        outcome.events += 1
-        outcome.count(line.split()[0])
+        outcome.count(f"calls {line.split()[0]}")
 
 
 # --- Alpaca
@@ -302,8 +302,11 @@ def run_alpaca(session: Session, case: Case, room: Path, outcome: Outcome) -> No
             return
         state = fake.state()
     facts = engine_facts(room / ENGINE)
-    outcome.events += sum(state["struck"].values()) - state["struck"].get("none", 0)
-    outcome.count(f"cases of {case.how}")
+    outcome.events += 1
+    outcome.count(f"runs with {case.how}")
+    for fault, count in state["struck"].items():
+        if fault != "none":
+            outcome.count(f"faults: {fault}", count)
     outcome.problems += _book_problems(facts, state)
     reference = _alpaca[case.world]
     if case.how == "same trades":
@@ -317,7 +320,10 @@ def run_alpaca(session: Session, case: Case, room: Path, outcome: Outcome) -> No
 def _trade(
     world: World, room: Path, fake: FakeVenue, kills: tuple[Kill, ...], outcome: Outcome
 ) -> None:
-    """To the end of the feed, and once more: the last fills are those of orders sent at the end."""
+    """To the end of the feed, and twice more: the last fills are of orders sent at the end.
+
+    Before that the venue fills what is open, or a look at an order would make it fill more.
+    """
     (room / ENGINE).write_bytes((world.seeds / ALPACA_SEED).read_bytes())
     for kill in kills:
         running = start_engine(world, room, fake.job())
@@ -325,7 +331,9 @@ def _trade(
         if running.wait(RUN_SECONDS) == -signal.SIGKILL:
             outcome.count("with a kill of the engine")
             look(room, outcome)
-    for _ in range(2):
+    for again in range(3):
+        if again:
+            fake_module().call(fake.url, {"settle": True})
         code = start_engine(world, room, fake.job()).wait(RUN_SECONDS)
         if code != 0:
             how = "hangs" if code is None else f"exit code {code}"

@@ -1,6 +1,6 @@
 """Live trading under fire: kills, cut logs, venues and brokers that fail: `make chaos`.
 
-    make chaos CHAOS_ARGS="--seed 1 --kills 100 --truncations 500 --fresh 15 --kafka 0 --faults 50"
+    make chaos CHAOS_ARGS="--seed 1 --kills 100 --truncations 500 --fresh 15 --kafka 0 --alpaca 20"
 
 1. Two bundles, a flat agent and a hierarchy, trade fifteen bars undisturbed, at a paper venue that
    is a process of its own. The journal must equal the backtest, and is the reference.
@@ -72,8 +72,8 @@ CLASSES: Mapping[str, Class] = {
     "fresh": Class("SIGKILL of `echelon live run`", 60, plan_fresh, run_fresh),
     "kafka": Class("SIGKILL of a Kafka broker", 20, plan_kafka, run_kafka),
     "venue": Class("SIGKILL of the paper venue", 100, plan_venue, run_venue),
-    "calls": Class("calls to the paper venue that go wrong", 300, plan_calls, run_calls),
-    "alpaca": Class("faults of a venue like Alpaca", 300, plan_alpaca, run_alpaca),
+    "calls": Class("runs in which calls to the paper venue go wrong", 100, plan_calls, run_calls),
+    "alpaca": Class("runs at a venue like Alpaca, with faults", 100, plan_alpaca, run_alpaca),
     "disk": Class("full disks", 20, plan_disk, run_disk),
     "clock": Class("runs by a clock that jumps", 20, plan_clock, run_clock),
 }
