@@ -39,4 +39,4 @@ def draw_page(page: Path, profile: Path) -> str:
 
 def drawn_charts(dom: str) -> set[str]:
     """Keys of the charts that plotly.js has drawn."""
-    return set(re.findall(r'class="chart js-plotly-plot" data-chart="([^"]+)"', dom))
+    return set(re.findall(r'class="chart[^"]* js-plotly-plot" data-chart="([^"]+)"', dom))

@@ -219,11 +219,13 @@ def test_nothing_is_written_behind_a_write_that_failed(tmp_path: Path, kind: str
         journal.append("note", {"lost": True})  # SQLite may drop it with the one that fails
         pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
         journal._db.execute(f"PRAGMA max_page_count={pages}")
+        large = bytes(1 << 20)
+        write_large = {
+            "append": lambda: journal.append("note", {}, large),
+            "snapshot": lambda: journal.snapshot(large),
+        }
         with pytest.raises(StoreError, match="disk is full"):
-            if kind == "append":
-                journal.append("note", {}, bytes(1 << 20))
-            else:
-                journal.snapshot(bytes(1 << 20))
+            write_large[kind]()
         journal._db.execute("PRAGMA max_page_count=1000000")  # there is room again
         for write in (lambda: journal.append("note", {}), journal.commit):
             with pytest.raises(StoreError, match="a write failed"):
