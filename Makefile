@@ -50,7 +50,7 @@ test: venv ## all tests; as root, installs the services they need (PYTEST_ARGS=â
 	@scripts/packages.sh
 	@$(call threads,1) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile \
 		--services none $(PYTEST_ARGS) || { code=$$?; [ $$code -eq 5 ] || exit $$code; }
-	@$(call threads,1) $(BIN)/python -m pytest --services only --session-timeout 900 \
+	@$(call threads,1) $(BIN)/python -m pytest --services only --session-timeout 2400 \
 		$(PYTEST_ARGS) || { code=$$?; [ $$code -eq 5 ] || exit $$code; }
 
 check: venv ## formatting, lint, types and layers

@@ -167,7 +167,7 @@ def test_charts_of_a_hierarchy_are_what_plotly_accepts(page: str) -> None:
 
 
 def test_every_chart_of_the_page_has_its_place(page: str) -> None:
-    places = re.findall(r'class="chart" data-chart="([^"]+)"', page)
+    places = re.findall(r'class="chart[^"]*" data-chart="([^"]+)"', page)
     assert sorted(places) == sorted(data_of(page)["charts"])
 
 
