@@ -103,6 +103,7 @@ class Session:
 
     work: Path
     places: Path
+    plant: bool = False
     worlds: dict[str, World] = field(default_factory=dict)
     references: dict[str, Reference] = field(default_factory=dict)
 
@@ -110,6 +111,7 @@ class Session:
         """Load the worlds into this process, and run each undisturbed."""
         for name in SERVED:
             world = self.worlds[name] = load_world(name, self.places / name, self.work)
+            world.plant = self.plant
             if not (world.seeds / VENUE).exists():
                 in_process(lambda world=world: make_seeds(world, world.seeds), self.log(name))  # type: ignore[misc]
             self._warm_up(world)

@@ -60,12 +60,16 @@ class Kill:
 
 @dataclass
 class World:
-    """A bundle that is loaded, its store and messages, and journals that have begun (`seeds`)."""
+    """A bundle that is loaded, its store and messages, and journals that have begun (`seeds`).
+
+    plant: whether its venues forget orders (`plant_forgetful_venue`)
+    """
 
     name: str
     place: Path
     seeds: Path
     bundle: Any = field(repr=False)
+    plant: bool = False
 
     @property
     def messages(self) -> Path:
@@ -225,6 +229,13 @@ class CallFaults:
         return fault
 
 
+def plant_forgetful_venue() -> None:
+    """A fault for the harness to find: a venue that takes an order that it has for a new one."""
+    from echelon.live.brokers.paper import PaperVenue
+
+    PaperVenue.orders = lambda _venue, _ids: {}  # type: ignore[method-assign, assignment]
+
+
 # --- processes
 
 
@@ -327,7 +338,8 @@ class Venue:
             from echelon.live.brokers.remote import serve_venue
 
             die_with_parent()
-
+            if self._world.plant:
+                plant_forgetful_venue()
             if points is not None:
                 points.into_venue()
             if prepare is not None:

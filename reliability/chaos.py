@@ -190,6 +190,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--worlds", type=Path, help="directory that keeps the worlds; default: work"
     )
+    parser.add_argument(
+        "--plant", action="store_true", help="plant a venue that forgets orders, to see it found"
+    )
     args = parser.parse_args(argv)
     only = [name for name in args.only.split(",") if name]
     unknown = [name for name in only if name not in CLASSES]
@@ -220,7 +223,7 @@ def main(argv: Sequence[str]) -> int:
         shutil.rmtree(work / part, ignore_errors=True)
     places = ensure((args.worlds or work).resolve(), SERVED)
     preload()
-    session = Session(work, places)
+    session = Session(work, places, args.plant)
     session.load()
     for name, reference in session.references.items():
         facts = reference.facts

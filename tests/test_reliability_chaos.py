@@ -32,8 +32,8 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("worlds")
 
 
-def chaos(worlds: Path, work: Path, *words: str) -> dict[str, Any]:
-    """What one session of the harness wrote; it must not have failed."""
+def chaos(worlds: Path, work: Path, *words: str, fails: bool = False) -> dict[str, Any]:
+    """What one session of the harness wrote, which found a fault or not."""
     pytest.importorskip("alpaca", reason="alpaca-py is in the extra `live`")
     done = subprocess.run(
         [
@@ -46,9 +46,9 @@ def chaos(worlds: Path, work: Path, *words: str) -> dict[str, Any]:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
+    assert done.returncode == int(fails), done.stdout[-8000:] + done.stderr[-4000:]
     tree: dict[str, Any] = json.loads((work / "chaos.json").read_text())
-    assert tree["failures"] == 0
+    assert (tree["failures"] > 0) == fails
     return tree
 
 
@@ -77,6 +77,16 @@ def test_a_kafka_broker_that_is_killed_loses_no_bar(worlds: Path, tmp_path: Path
     need(TANSU, MOTO)
     tree = chaos(worlds, tmp_path / "work", "--only", "kafka", "--kafka", "4")
     assert tree["classes"]["kafka"]["events"] >= 4
+
+
+@pytest.mark.services
+@pytest.mark.timeout(600)
+def test_a_venue_that_forgets_orders_is_found_and_kept(worlds: Path, tmp_path: Path) -> None:
+    words = ("--only", "calls", "--calls", "4", "--plant")
+    tree = chaos(worlds, tmp_path / "work", *words, fails=True)
+    problems = [text for row in tree["rows"]["calls"] for text in row["problems"]]
+    assert any(text.startswith("order at the venue") for text in problems)
+    assert list((tmp_path / "work" / "failures").iterdir())
 
 
 def session() -> Session:
