@@ -843,7 +843,10 @@ def run_feed(case: Case) -> None:
 
     rng = random.Random(case.extra["seed"])
     engine = DecisionEngine.restore(_served_bundle(case.world), Path("engine.state"))
-    settings = {"gap": rng.choice(("halt", "carry")), "missing": rng.choice(("halt", "carry"))}
+    settings: dict[str, Any] = {
+        "gap": rng.choice(("halt", "carry")),
+        "missing": rng.choice(("halt", "carry")),
+    }
     settings |= {"pending_sets": rng.choice((1, 64)), "stale_bars": rng.choice((0, 1, 20))}
     gate = Gate.from_engine(engine, GateConfig(**settings), live=case.extra["live"])
     feed, now = FileFeed(Path("feed.jsonl"), "once"), 0.0

@@ -165,8 +165,9 @@ def _serve() -> None:
         load_bundle(Path("bundle")), Path("store"), until=until, state=Path("engine.state")
     )
     times = [day for day in sorted({row[0] for row in table[1:]}) if day > str(until)][:4]
-    bodies = [{"time": day, "bars": [_bar(row) for row in table if row[0] == day]} for day in times]
-    engine.answer(engine.read_bars(bodies[0]["time"], bodies[0]["bars"]))
+    bars = [[_bar(row) for row in table if row[0] == day] for day in times]
+    bodies = [{"time": day, "bars": rows} for day, rows in zip(times, bars, strict=True)]
+    engine.answer(engine.read_bars(times[0], bars[0]))
     engine.complete()
     Path("bodies.json").write_text(json.dumps(bodies), encoding="utf-8")
     _trade(engine.bundle, until)
