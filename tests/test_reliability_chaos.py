@@ -58,8 +58,8 @@ def test_kills_cuts_and_faults_lose_nothing_and_change_no_trade(
     worlds: Path, tmp_path: Path
 ) -> None:
     wanted = {
-        **{"kills": 100, "truncations": 300, "fresh": 15, "venue": 12},
-        **{"calls": 20, "alpaca": 12, "disk": 4, "clock": 4},
+        **{"kills": 100, "truncations": 200, "fresh": 15, "venue": 8},
+        **{"calls": 10, "alpaca": 8, "disk": 4, "clock": 4},
     }
     words = [word for name, count in wanted.items() for word in (f"--{name}", str(count))]
     tree = chaos(worlds, tmp_path / "work", *words, "--kafka", "0")
