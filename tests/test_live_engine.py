@@ -18,7 +18,7 @@ from engines import Served, a_share, daily
 
 from echelon.config.live import LimitsConfig, LiveConfig
 from echelon.errors import EchelonError, StoreError, UsageError
-from echelon.live.brokers import open_broker
+from echelon.live.brokers import BrokerError, open_broker
 from echelon.live.control import ControlServer, ask_engine, control_file, write_mode
 from echelon.live.engine import Clock, Command, LiveEngine, holdable
 from echelon.live.feeds import Feed, open_feed
@@ -392,3 +392,23 @@ def test_a_paper_venue_that_lost_its_journal_is_noticed(served: Get, tmp_path: P
         pytest.raises(UsageError, match="another one's, or older"),
     ):
         engine.run(bars=1)
+
+
+def test_an_order_whose_request_was_lost_is_sent_again_before_the_next_bar(
+    served: Get, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = served()
+    with _engine(known, tmp_path / "j.db", _until(known, 12)) as engine:
+        submit, lost = engine.broker.submit, []
+
+        def lose_once(orders: Any) -> Any:
+            if not lost:
+                lost.append(orders)
+                raise BrokerError("the request was lost")
+            return submit(orders)
+
+        monkeypatch.setattr(engine.broker, "submit", lose_once)
+        engine.run(bars=1)
+        assert lost
+        assert {order["state"] for order in engine.state.orders.values()} == {"accepted"}
+        assert {status.id for status in engine.broker.open_orders()} == set(engine.state.orders)

@@ -623,8 +623,11 @@ class LiveEngine(Closing):
         time.sleep(seconds)
 
     def _rest(self) -> None:
-        """While no bar comes: write down what has come, look at a real venue now and then."""
+        """While no bar comes: write down what came, send again what was lost, look at the venue."""
         self._drain_refusals()
+        if self._in_flight():
+            self.journal.commit()
+            self._resolve()
         now = self.clock.monotonic()
         if self._venue is None and self.state.account and now - self._asked > _ASK_SECONDS:
             self._asked = now
