@@ -75,7 +75,6 @@ _DEPENDENCE = 0.1
 """Correlation of an observation with the next that is little."""
 _LEAST_SPREAD = 0.05
 """Standard deviation, as a share of the mean: a rate that never varied may do so a little."""
-_RATIO_OF_BAR = ("return", "active", "turnover")
 
 Pairs = Floats
 """[…,Q,2]: of each quantity what is added up, and what the sum is divided by."""
@@ -102,6 +101,15 @@ def pairs_of_backtest(
     pairs[:, 5] = np.stack([moved.sum(axis=1), base.sum(axis=1)], axis=1)
     pairs[:, 6] = np.stack([np.abs(moved).sum(axis=1), base.sum(axis=1)], axis=1)
     return pairs
+
+
+def market_returns(growth: Floats, shown: Bools) -> Floats:
+    """[T−1] mean return of the symbols that were there before, of growth[T,N] and shown[T,N]."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        returns = growth[1:] / growth[:-1] - 1.0
+    counted = shown[:-1] & np.isfinite(returns)
+    total = np.where(counted, returns, 0.0).sum(axis=1)
+    return np.asarray(total / np.maximum(counted.sum(axis=1), 1))
 
 
 def observe(pairs: Floats, bars: int) -> Floats:

@@ -36,14 +36,14 @@ from echelon.states import State
 from echelon.types import Bools, Floats, Floats32
 
 STATISTICS: Mapping[str, str] = {
-    "feature": "largest share of symbols whose values of one feature are out of its range",
+    "out_of_range": "largest share of symbols whose values of one feature are out of its range",
     "symbol": "largest share of one symbol's features that are out of their range",
     "still": "largest share of one symbol's features that repeat, of those that never do",
-    "row": "log distance of the symbols' rows to those of training, on average",
+    "distance": "log distance of the symbols' rows to those of training, on average",
     "embedding": "log distance of the mean embedding to those of training",
 }
 """Name → what is compared with a threshold."""
-_SHARES = ("feature", "symbol", "still")
+_SHARES = ("out_of_range", "symbol", "still")
 
 _WEIGHT = 0.2
 """Of a new bar in what is smoothed."""
@@ -53,7 +53,7 @@ _BLOCK = 20
 _APART = 1
 """Blocks between two of one spell: a wild season is one observation of the tail."""
 _CHUNK = 256
-_MOST_ROWS = 20_000
+MOST_ROWS = 20_000
 """Bars of each window that thresholds are learnt from, its last ones; ranges see all."""
 _SHRINK = 0.05
 """Part of a covariance that is its diagonal."""
@@ -190,7 +190,7 @@ class Levels:
         if statistic not in _SHARES:
             return None
         part = self.parts[_SHARES.index(statistic)]
-        return "feature" if statistic == "feature" else "symbol", int(self.values[part].argmax())
+        return "feature" if statistic == "out_of_range" else "symbol", int(self.values[part].argmax())
 
 
 class Tail(NamedTuple):
@@ -258,8 +258,8 @@ class Reference:
             embedded = None if inner is None else Moments.merge([inner[k] for k in chosen])
             return Summary.from_moments(Moments.merge([rows[k] for k in chosen]), embedded)
 
-        whole, first = summary(None), max(train.start, train.stop - _MOST_ROWS, 1)
-        last = range(valid.start, min(valid.stop, valid.start + _MOST_ROWS))
+        whole, first = summary(None), max(train.start, train.stop - MOST_ROWS, 1)
+        last = range(valid.start, min(valid.stop, valid.start + MOST_ROWS))
         bars = [
             (t, seen)
             for fold, seen in [*((f, summary(k)) for k, f in enumerate(folds)), (last, whole)]
@@ -297,8 +297,8 @@ class Reference:
         """For a file."""
         parts = {n: part for n, part in self.summary._asdict().items() if part is not None}
         tails = {f"tail.{name}": np.array(tail) for name, tail in self.tails.items()}
-        facts = {"block": np.array(self.block), "periods": np.array(self.periods_per_year)}
-        return {**parts, **tails, **facts, "start": self.start}
+        facts = np.array([self.block, self.periods_per_year])
+        return {**parts, **tails, "facts": facts, "start": self.start}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], n_features: int) -> Reference:
@@ -306,7 +306,7 @@ class Reference:
         summary = Summary(*(arrays.get(name) for name in Summary._fields))  # type: ignore[arg-type]
         f = n_features
         shapes = {**dict.fromkeys(("low", "high", "moves", "mean"), (f,)), "whiten": (f, f)}
-        shapes |= {"start": (2,), "block": (), "periods": ()}
+        shapes |= {"start": (2,), "facts": (2,)}
         if summary.embedding_mean is not None:
             d = summary.embedding_mean.size
             shapes |= {"embedding_mean": (d,), "embedding_whiten": (d, d)}
@@ -318,11 +318,11 @@ class Reference:
         if missing := STATISTICS.keys() - {*names, "embedding"}:
             raise ValueError(f"no tail of {', '.join(sorted(missing))}")
         tails = {name: Tail(*arrays[f"tail.{name}"].tolist()) for name in names}
-        block, periods = int(arrays["block"]), float(arrays["periods"])
+        block, periods = arrays["facts"].tolist()
         least = min(min(tail.k, tail.share) for tail in tails.values())
         if block < 1 or periods <= 0.0 or least <= 0.0:
             raise ValueError("block, periods, and k and share of every tail must be above 0")
-        return cls(summary, tails, arrays["start"], block, periods)
+        return cls(summary, tails, arrays["start"], int(block), periods)
 
 
 class Alarm(NamedTuple):
