@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.config.live import LiveConfig
-from echelon.monitoring.drift import QUANTITIES, TESTS, DriftTests, market_returns
+from echelon.monitoring.drift import QUANTITIES, TESTS, DriftTests, market_return
 from echelon.monitoring.guard import STATISTICS, Alarm, RowGuard
 from echelon.serving.bundle import Bundle
 from echelon.serving.engine import DecisionEngine
@@ -132,9 +132,8 @@ class Guards:
 
     def _pairs(self, equity: float, world: Any, last: int, row: int) -> Floats:  # noqa: ANN401 (a world)
         """[Q,2] of the step that ends with this bar; see `drift.QUANTITIES`."""
-        rows = [last, row]
-        shown = world.present[rows] & world.rows.tradable[rows]
-        market = float(market_returns(world.growth[rows], shown)[0])
+        before = world.present[last] & world.rows.tradable[last]
+        market = market_return(world.growth[last], world.growth[row], before)
         earned = equity / self._equity - 1.0
         traded, paid, base, worse, away = self._filled.tolist()
         whole = sum(sent.whole for sent in self._sent.values())
@@ -164,17 +163,14 @@ class Guards:
         assert self.drift is not None, "there are settings"
         self._alarms = {name: left - 1 for name, left in self._alarms.items() if left > 1}
         passed = self.drift.step(pairs)
-        if not passed.any():
-            return []
         found = []
-        for k in np.flatnonzero(passed).tolist():
+        for k, money in passed.items():
             name, expected = TESTS[k].quantity, self.drift.expectation.expected[k]
             side = "above" if TESTS[k].sign > 0.0 else "below"
-            evidence = f"evidence {self.drift.evidence[k]:.4g}, limit {self.drift.limit:.4g}"
+            evidence = f"evidence {money:.4g}, limit {self.drift.limit:.4g}"
             text = f"{QUANTITIES[name]}: {side} the {expected:.4g} of the backtest, {evidence}"
             found.append(self._body(DRIFT, name, time, text, on=True))
             self._alarms[name] = self._shown_for
-        self.drift.begin_anew(passed)
         return found
 
     def _body(self, guard: str, name: str, time: str, detail: str, *, on: bool) -> Body:

@@ -68,7 +68,9 @@ def replay_journal(bundle: Bundle, journal: Journal) -> JournalReplay:
                 if not due or due.pop(0) != body:
                     differences.append(f"{body['time']}: another entry of the guards than computed")
             elif kind == "bars":
-                differences += [f"{lost['time']}: an entry of the guards is missing" for lost in due]
+                differences += [
+                    f"{lost['time']}: an entry of the guards is missing" for lost in due
+                ]
                 due.clear()
                 bars = decode_bars(body, entry.data or b"")
             elif kind == "account":

@@ -13,22 +13,25 @@ Waudby-Smith and Ramdas 2024).
    hypothesis E[y | past] ≤ y0 makes no more on average. Several sizes share the money.
 3. Every bar puts in new money: 1 for a year of bars. So evidence is collected from every start on
    (a Shiryaev–Roberts sum, the e-detector of Shin, Ramdas and Rinaldo 2024), and years of good
-   trading do not have to be lost first. Money plus `limit` for every alarm, minus the years gone, is
-   a supermartingale when an alarm takes the money away: whenever one stops and looks, the expected
-   number of false alarms is at most years / limit. Nothing has to be renewed.
+   trading do not have to be lost first. An alarm takes the money away. Money, plus `limit` for
+   every alarm, minus the years gone, is a supermartingale: whenever one stops and looks, the
+   expected number of false alarms is at most years / limit, of all tests together what is stated.
+   Nothing has to be renewed, at no turn of the year.
 
-With a limit of 8 tests / alarms per year, a difference of annual Sharpe ratios Δ takes about
-2·ln(limit·252)/Δ² years to be seen: a Sharpe ratio of 1 that is gone, decades. Costs and fills take days.
+A difference of annual Sharpe ratios Δ takes about 2·ln(252·limit)/Δ² years to be seen: an edge with
+a Sharpe ratio of 1 that is gone, decades, and no test can be much quicker. Costs and fills: days.
 
-Axes: `T` bars, `Q` quantities, `K` tests, `J` bet sizes; any axes before them are books of their own.
+Axes: `T` bars, `Q` quantities, `K` tests, `J` bet sizes; `S` steps.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
@@ -69,10 +72,14 @@ TESTS = (
 _BETS = np.array([0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 0.95])
 """Sizes, as a share of the largest that cannot lose more than there is."""
 _CONFIDENCE = 0.95
+_LEAST_MIDDLE = 0.05
+"""Of y0, and of 1 − y0: a bound beyond what is clipped at is no test."""
 _LEAST = 8
 """Observations that a test needs."""
-_DEPENDENCE = 0.1
-"""Correlation of an observation with the next that is little."""
+_INDEPENDENT = 0.7
+"""Part of the variance over many bars that observations must show when taken as independent."""
+_LEAST_SLACK = 0.1
+"""Standard deviations between mean and bound, where the mean is known well."""
 _LEAST_SPREAD = 0.05
 """Standard deviation, as a share of the mean: a rate that never varied may do so a little."""
 
@@ -103,13 +110,16 @@ def pairs_of_backtest(
     return pairs
 
 
-def market_returns(growth: Floats, shown: Bools) -> Floats:
-    """[T−1] mean return of the symbols that were there before, of growth[T,N] and shown[T,N]."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        returns = growth[1:] / growth[:-1] - 1.0
-    counted = shown[:-1] & np.isfinite(returns)
-    total = np.where(counted, returns, 0.0).sum(axis=1)
-    return np.asarray(total / np.maximum(counted.sum(axis=1), 1))
+@njit(cache=True, nogil=True, error_model="numpy")
+def market_return(before: Floats, now: Floats, shown: Bools) -> float:
+    """Mean return of the symbols that were shown[N] before, of their indices before[N], now[N]."""
+    total, count = 0.0, 0
+    for n in range(len(now)):
+        earned = now[n] / before[n] - 1.0
+        if shown[n] and math.isfinite(earned):
+            total += earned
+            count += 1
+    return total / max(count, 1)
 
 
 def observe(pairs: Floats, bars: int) -> Floats:
@@ -140,7 +150,7 @@ class Expectation(NamedTuple):
     def fit(cls, pairs: Pairs, periods_per_year: float) -> Expectation:
         """Of pairs[T,Q,2] of the validation window."""
         day = max(1, round(periods_per_year / 252.0))
-        sizes = sorted({1, 5, 20, day, 5 * day, 20 * day})
+        sizes = sorted({1, 5, 20, 60, day, 5 * day, 20 * day, 60 * day})
         return cls(*np.array([_expect(pairs, test, sizes) for test in TESTS]).T)
 
     @classmethod
@@ -157,102 +167,66 @@ class Expectation(NamedTuple):
 
 def _expect(pairs: Pairs, test: Test, sizes: Sequence[int]) -> tuple[float, ...]:
     own = pairs[:, list(QUANTITIES).index(test.quantity)]
-    chosen, bars = np.zeros(0), 0
-    for size in sizes:
-        ratios = observe(own, size)
-        if len(ratios) < _LEAST:
-            break
-        chosen, bars = ratios, size
-        if abs(_next_correlation(ratios)) <= _DEPENDENCE:
-            break
-    if not bars:
+    every = {size: ratios for size in sizes if len(ratios := observe(own, size)) >= _LEAST}
+    if not every:
         return (0.0,) * len(Expectation._fields)
-    spread = max(float(chosen.std(ddof=1)), _LEAST_SPREAD * abs(float(chosen.mean())), 1e-9)
+    # Of independent observations, the variance of a mean of b is 1/b of one's: as long as means of
+    # more bars vary by more than that, observations depend on one another.
+    first = next(iter(every.values()))
+    least = max(_LEAST_SPREAD * abs(float(first.mean())), 1e-9)
+    long_run = {size: size * float(ratios.var(ddof=1)) for size, ratios in every.items()}
+    usual = _INDEPENDENT * max(long_run.values()) if first.std() > least else 0.0
+    bars = next(size for size in every if long_run[size] >= usual)
+    mean = float(every[bars].mean())
+    spread = max(float(every[bars].std(ddof=1)), least)
     worse, better = test.bad * spread, test.good * spread
     below, above = (better, worse) if test.sign > 0.0 else (worse, better)
-    low, high = float(chosen.mean()) - below, float(chosen.mean()) + above
-    clipped = np.clip(chosen, low, high)
-    error = float(clipped.std(ddof=1)) / len(clipped) ** 0.5
-    slack = float(stdtrit(len(clipped) - 1, _CONFIDENCE)) * error
-    mean = float(clipped.mean())
-    return float(bars), mean, mean + test.sign * slack, low, high
-
-
-def _next_correlation(series: Floats) -> float:
-    """Of a series with its next values, less what chance gives."""
-    centred = series - series.mean()
-    total = float(centred @ centred)
-    if total <= 0.0:
-        return 0.0
-    found = float(centred[1:] @ centred[:-1]) / total
-    return np.sign(found) * max(0.0, abs(found) - 1.0 / len(series) ** 0.5)
-
-
-class DriftAlarm(NamedTuple):
-    """That a test has its evidence."""
-
-    test: Test
-    mean: float  # of the observation that completed it
-    expected: float
-    evidence: float
-    limit: float
+    low, high = mean - below, mean + above
+    errors = [
+        float(stdtrit(len(ratios) - 1, _CONFIDENCE) * ratios.std(ddof=1) / len(ratios) ** 0.5)
+        for ratios in every.values()
+    ]
+    expected = float(np.clip(every[bars], low, high).mean())
+    slack = max(*errors, _LEAST_SLACK * spread)
+    return float(bars), expected, expected + test.sign * slack, low, high
 
 
 class DriftTests:
-    """The tests of one book, or of books[…] side by side; see the module's text."""
+    """The tests of one book; see the module's text."""
 
-    def __init__(
-        self,
-        expectation: Expectation,
-        per_year: float,
-        periods_per_year: float,
-        books: tuple[int, ...] = (),
-    ) -> None:
+    def __init__(self, expectation: Expectation, per_year: float, periods_per_year: float) -> None:
         """per_year: false alarms, of all tests together."""
         self.expectation = expectation
-        self.on = expectation.bars > 0.0
-        self.limit = max(int(self.on.sum()), 1) / per_year
+        on = expectation.bars > 0.0
+        self.limit = max(int(on.sum()), 1) / per_year
         sign = np.array([test.sign for test in TESTS])
-        width = np.where(self.on, expectation.high - expectation.low, 1.0)
-        self._zero = np.where(sign > 0.0, expectation.low, expectation.high)
-        self._scale = sign / width
-        self._middle = np.clip((expectation.bound - self._zero) * self._scale, 0.01, 0.95)
-        self._bets = _BETS / self._middle[:, None]
-        self._bars = np.where(self.on, expectation.bars, np.inf)
-        weight = np.where(self.on, expectation.bars, 0.0) / (periods_per_year * len(_BETS))
-        self._weight = weight[:, None]
-        self._index = np.array([list(QUANTITIES).index(test.quantity) for test in TESTS])
-        k = len(TESTS)
-        self.sums = np.zeros((*books, k, 2))
-        self.counts = np.zeros((*books, k))
-        self.money = np.zeros((*books, k, len(_BETS)))
-        self.last = np.zeros((*books, k))
-        """The last observations."""
+        zero = np.where(sign > 0.0, expectation.low, expectation.high)
+        scale = sign / np.where(on, expectation.high - expectation.low, 1.0)
+        middle = np.clip((expectation.bound - zero) * scale, _LEAST_MIDDLE, 1.0 - _LEAST_MIDDLE)
+        bars = np.where(on, expectation.bars, np.inf)
+        weight = expectation.bars / (periods_per_year * len(_BETS))
+        self._tests = np.stack([_QUANTITY, bars, zero, scale, middle, weight], axis=1)
+        self.sums = np.zeros((len(TESTS), 2))
+        self.counts = np.zeros(len(TESTS))
+        self.money = np.zeros((len(TESTS), len(_BETS)))
 
     @property
     def evidence(self) -> Floats:
-        """[…,K] money of each test; an alarm is at `limit`."""
+        """[K] money of each test; an alarm is at `limit`."""
         return np.asarray(self.money.sum(axis=-1))
 
-    def step(self, pairs: Pairs) -> Bools:
-        """Which tests[…,K] have their evidence with the bar pairs[…,Q,2]; these begin anew."""
-        self.sums += pairs[..., self._index, :]
-        self.counts += 1.0
-        done = (self.counts >= self._bars) & (self.sums[..., 1] > 0.0)
-        if not done.any():
-            return done
-        np.divide(self.sums[..., 0], self.sums[..., 1], out=self.last, where=done)
-        y = np.clip((self.last - self._zero) * self._scale, 0.0, 1.0) - self._middle
-        grown = (self.money + self._weight) * (1.0 + self._bets * y[..., None])
-        np.copyto(self.money, grown, where=done[..., None])
-        self.sums[done] = 0.0
-        self.counts[done] = 0.0
-        passed = done & (self.evidence >= self.limit)
-        return np.asarray(passed)
+    def step(self, pairs: Pairs) -> dict[int, float]:
+        """Test → evidence, of those that have enough of it with the bar pairs[Q,2].
 
-    def begin_anew(self, passed: Bools) -> None:
-        """Take the money of tests[…,K] that gave an alarm."""
+        Their money is taken: they begin anew.
+        """
+        most = _bet(pairs, self._tests, _BETS, self.sums, self.counts, self.money)
+        if most < self.limit:
+            return {}
+        passed = np.flatnonzero(self.evidence >= self.limit).tolist()
+        found = {k: float(self.money[k].sum()) for k in passed}
         self.money[passed] = 0.0
+        return found
 
     def state(self) -> State:
         """All that the next step depends on."""
@@ -266,4 +240,26 @@ class DriftTests:
             getattr(self, name)[...] = state[name]
 
 
-_STATE = ("sums", "counts", "money", "last")
+_STATE = ("sums", "counts", "money")
+_QUANTITY = np.array([list(QUANTITIES).index(test.quantity) for test in TESTS], dtype=np.float64)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _bet(
+    pairs: Pairs, tests: Floats, bets: Floats, sums: Floats, counts: Floats, money: Floats
+) -> float:
+    """Take in a bar; the most evidence that any of the tests[K,6] has."""
+    most = 0.0
+    for k in range(len(tests)):
+        quantity, bars, zero, scale, middle, weight = tests[k]
+        sums[k] += pairs[int(quantity)]
+        counts[k] += 1.0
+        if counts[k] < bars or sums[k, 1] <= 0.0:
+            continue
+        y = min(max((sums[k, 0] / sums[k, 1] - zero) * scale, 0.0), 1.0)
+        for j in range(len(bets)):
+            money[k, j] = (money[k, j] + weight) * (1.0 + bets[j] / middle * (y - middle))
+        sums[k] = 0.0
+        counts[k] = 0.0
+        most = max(most, money[k].sum())
+    return most

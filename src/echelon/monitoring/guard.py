@@ -27,9 +27,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from echelon.states import State
@@ -95,9 +97,7 @@ class Moments(NamedTuple):
         """Of all together."""
         count, total, products, low, high, same = zip(*parts, strict=True)
         range_ = np.min(low, axis=0), np.max(high, axis=0)
-        return cls(
-            sum(count), np.sum(total, axis=0), np.sum(products, axis=0), *range_, sum(same)
-        )
+        return cls(sum(count), np.sum(total, axis=0), np.sum(products, axis=0), *range_, sum(same))
 
     def whitening(self) -> tuple[Floats32, Floats32]:
         """(mean[F], matrix[F,F]): (row − mean) @ matrix has the covariance 1 in training."""
@@ -136,27 +136,61 @@ class Summary(NamedTuple):
 
         x[N,F], the bar before it[N,F], symbols with features and a trade[N], mean embedding[D]
         """
-        n_features = x.shape[1]
-        weight = shown.astype(np.float32)
-        weight /= max(float(weight.sum()), 1.0)
-        out = ((x < self.low) | (x > self.high)).astype(np.float32)
-        white = np.clip(x - self.mean, -_FAR, _FAR) @ self.whiten
-        size = np.einsum("nf,nf->n", white, white)
-        size += _TINY
-        embedding = math.nan
+        n_symbols, n_features = x.shape
+        bar = np.empty(n_features + 2 * n_symbols + 2, dtype=np.float32)
+        _measure_rows(x, before, shown, *self[:5], bar)
+        bar[-1] = math.nan
         if z is not None and self.embedding_mean is not None:
-            inner = (z - self.embedding_mean) @ self.embedding_whiten
-            embedding = math.log(float(inner @ inner) / len(inner) + _TINY)
-        row = float(np.log(size) @ weight) - math.log(n_features)
-        return np.concatenate(
-            [
-                weight @ out,
-                out.sum(axis=1) * (1.0 / n_features),
-                (x == before) @ self.moves,
-                (row, embedding),
-            ],
-            dtype=np.float32,
-        )
+            spread = self.embedding_whiten
+            bar[-1] = _log_distance(z, self.embedding_mean, spread, np.empty_like(z))
+        return bar
+
+
+_compiled = njit(cache=True, nogil=True, error_model="numpy")
+# There is no fastmath, and logarithms are the C library's: the same bits whatever the processor.
+
+
+@_compiled
+def _log_distance(row: Floats32, mean: Floats32, whiten: Floats32, white: Floats32) -> float:
+    """Of row[D] to the mean, per dimension; white[D]: to write to."""
+    white[:] = 0.0
+    for i in range(len(row)):
+        off = np.float32(min(max(row[i] - mean[i], -_FAR), _FAR))
+        for j in range(len(row)):
+            white[j] += off * whiten[i, j]
+    total = 0.0
+    for j in range(len(row)):
+        total += white[j] * white[j]
+    return math.log(total / len(row) + _TINY)
+
+
+@_compiled
+def _measure_rows(
+    x: Floats32,
+    before: Floats32,
+    shown: Bools,
+    low: Floats32,
+    high: Floats32,
+    moves: Floats32,
+    mean: Floats32,
+    whiten: Floats32,
+    bar: Floats32,
+) -> None:
+    """All of `Summary.measure` but the embedding, into bar[F+2N+2]."""
+    n_symbols, n_features = x.shape
+    bar[:] = 0.0
+    count = max(shown.sum(), 1)
+    white = np.empty(n_features, dtype=np.float32)
+    for n in range(n_symbols):
+        if not shown[n]:
+            continue
+        for f in range(n_features):
+            if x[n, f] < low[f] or x[n, f] > high[f]:
+                bar[f] += 1.0 / count
+                bar[n_features + n] += 1.0 / n_features
+            if x[n, f] == before[n, f]:
+                bar[n_features + n_symbols + n] += moves[f]
+        bar[-2] += _log_distance(x[n], mean, whiten, white) / count
 
 
 class Levels:
@@ -168,29 +202,43 @@ class Levels:
         """start[2]: both distances of an ordinary bar."""
         shares = np.zeros(n_features + 2 * n_symbols, dtype=np.float32)
         self.values = np.concatenate([shares, start.astype(np.float32)])
-        ends = np.cumsum([n_features, n_symbols, n_symbols]).tolist()
-        self.parts = [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
-        self._weight = np.full(len(self.values), _WEIGHT, dtype=np.float32)
+        self._n_features = n_features
 
     def smooth(self, bar: Floats32, shown: Bools) -> list[float]:
-        """One bar on, and the statistics[S]; symbols[N] that are not shown stay as they are."""
-        weight, values, parts = self._weight, self.values, self.parts
-        weight[parts[1]] = weight[parts[2]] = np.where(shown, _WEIGHT, 0.0)
-        embedding = float(bar[-1])
-        if embedding != embedding:
-            bar[-1] = values[-1]
-        bar -= values
-        bar *= weight
-        values += bar
-        largest = [float(values[part].max()) for part in parts]
-        return [*largest, *values[-2:].tolist()]
+        """One bar on, and the statistics[S]; symbols[N] that are not shown stay as they are.
+
+        Where none is shown, all does.
+        """
+        return list(_smooth(self.values, bar, shown, self._n_features))
 
     def culprit(self, statistic: str) -> tuple[str, int] | None:
         """(feature or symbol, its number) that a statistic is of."""
         if statistic not in _SHARES:
             return None
-        part = self.parts[_SHARES.index(statistic)]
-        return "feature" if statistic == "out_of_range" else "symbol", int(self.values[part].argmax())
+        f, end = self._n_features, len(self.values) - 2
+        middle = (f + end) // 2
+        parts = {"out_of_range": (0, f), "symbol": (f, middle), "still": (middle, end)}
+        kind = "feature" if statistic == "out_of_range" else "symbol"
+        return kind, int(self.values[slice(*parts[statistic])].argmax())
+
+
+@_compiled
+def _smooth(
+    values: Floats32, bar: Floats32, shown: Bools, n_features: int
+) -> tuple[float, float, float, float, float]:
+    """See `Levels.smooth`."""
+    first, second = n_features, n_features + len(shown)
+    largest, anybody = np.zeros(3), shown.any()
+    for k in range(len(values)):
+        part = 0 if k < first else (1 if k < second else 2)
+        there = anybody
+        if first <= k < len(values) - 2:
+            there = shown[k - (first if part == 1 else second)]
+        if there and bar[k] == bar[k]:
+            values[k] += np.float32(_WEIGHT) * (bar[k] - values[k])
+        if k < len(values) - 2:
+            largest[part] = max(largest[part], values[k])
+    return largest[0], largest[1], largest[2], values[-2], values[-1]
 
 
 class Tail(NamedTuple):
@@ -246,7 +294,7 @@ class Reference:
     ) -> Reference:
         """Of features x[T,N,F] and shown[T,N]; mean embeddings[T,D]: NaN on rows without one."""
         edges = np.linspace(train.start, train.stop, _FOLDS + 1).astype(int).tolist()
-        folds = [range(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        folds = [range(a, b) for a, b in pairwise(edges)]
         rows = [_moments(x, shown, fold) for fold in folds]
         inner = None
         if embeddings is not None:
@@ -342,19 +390,13 @@ class RowGuard:
         self.reference = reference
         self.thresholds: list[float] = reference.thresholds(per_year, n_symbols).tolist()
         self.levels = Levels(reference.start, len(reference.summary.low), n_symbols)
-        self.out_of_range = 0.0
-        """Share of the last bar's values."""
         self.statistics = [0.0] * len(STATISTICS)
         self.left = [0] * len(STATISTICS)
         """Bars until each alarm ends; 0: there is none."""
 
-    def check(
-        self, x: Floats32, before: Floats32, shown: Bools, z: Floats32 | None
-    ) -> list[Alarm]:
+    def check(self, x: Floats32, before: Floats32, shown: Bools, z: Floats32 | None) -> list[Alarm]:
         """Alarms that begin or end with a bar; arguments as of `Summary.measure`."""
         bar = self.reference.summary.measure(x, before, shown, z)
-        n = x.shape[1]
-        self.out_of_range = float(bar[:n].sum()) / n
         self.statistics = self.levels.smooth(bar, shown)
         alarms, left = [], self.left
         for s, (value, limit) in enumerate(zip(self.statistics, self.thresholds, strict=True)):

@@ -109,9 +109,7 @@ def export_bundle(
     source = _open_source(run, request, trust_code)
     with staging_directory(output.parent, f".{output.name}-") as staging:
         _write_documents(staging, source)
-        world = world_of(
-            source.prepared, source.config, costs=float(source.config.eval.use_fee)
-        )
+        world = world_of(source.prepared, source.config, costs=float(source.config.eval.use_fee))
         spec, graphs, proof = _write_policy(staging, source, request, world)
         policy = build_policy(spec, graphs, source.config)
         write_guard_reference(staging / GUARDS, fit_reference(policy, world, source.config))

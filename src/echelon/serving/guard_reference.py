@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
 from echelon.backtest.ensemble import EnsemblePolicy
 from echelon.backtest.policy import Policy
@@ -20,7 +21,7 @@ from echelon.envs.world import World
 from echelon.errors import DamagedError
 from echelon.files import blaming, write_atomic
 from echelon.market import Reason
-from echelon.monitoring.drift import Expectation, Pairs, market_returns, pairs_of_backtest
+from echelon.monitoring.drift import Expectation, Pairs, market_return, pairs_of_backtest
 from echelon.monitoring.guard import MOST_ROWS, Reference
 from echelon.population.policy import HierarchyPolicy
 from echelon.serving.policies import OnnxPolicy, WindowEncoder
@@ -54,9 +55,16 @@ def shared_encoder(policy: Policy) -> WindowEncoder | None:
 
 def mean_embedding(z: Floats32, shown: Bools) -> Floats32 | None:
     """[D] of z[1,N,D] over the symbols that are shown; None: there are none."""
-    weight = shown.astype(np.float32)
-    total = float(weight.sum())
-    return (weight / total) @ z[0] if total else None
+    return _mean(z, shown) if shown.any() else None
+
+
+@njit(cache=True, nogil=True)
+def _mean(z: Floats32, shown: Bools) -> Floats32:
+    total = np.zeros(z.shape[2], dtype=np.float32)
+    for n in range(len(shown)):
+        if shown[n]:
+            total += z[0, n]
+    return total / np.float32(shown.sum())
 
 
 def fit_reference(policy: Policy, world: World, config: Config) -> GuardReference:
@@ -76,12 +84,15 @@ def bar_pairs(traded: Backtest, world: World, first: int) -> Pairs:
     """What a backtest from the row `first` of a world on did at each step."""
     fills, steps = traded.fills, len(traded.value) - 1
     rows = slice(first, first + steps + 1)
-    close, shown = world.rows.close[rows], (world.present & world.rows.tradable)[rows]
+    close, growth = world.rows.close[rows], world.growth[rows]
+    shown = (world.present & world.rows.tradable)[rows]
     asked = (fills.shares != 0.0) | (fills.reason != Reason.NONE)
     return pairs_of_backtest(
         traded.value,
         1.0 - traded.cash_share[:-1].astype(np.float64),
-        market_returns(world.growth[rows], shown),
+        np.array(
+            [market_return(*two) for two in zip(growth[:-1], growth[1:], shown, strict=False)]
+        ),
         {
             "shares": fills.shares,
             "price": fills.price,
