@@ -207,12 +207,12 @@ def test_the_evidence_of_a_test_is_its_bets_money_by_hand() -> None:
         assert tests.step(_bar(cost=cost)) == {}
         money = (money + 1.0 / (YEAR * 8)) * (1.0 + sizes * (min(cost, 1.0) - 0.25))
         assert tests.money[k] == pytest.approx(money)
-    found: dict[int, float] = {}
+    alarms: dict[int, float] = {}
     bars = 0
-    while not found:
-        found, bars = tests.step(_bar(cost=1.0)), bars + 1
+    while not alarms:
+        alarms, bars = tests.step(_bar(cost=1.0)), bars + 1
         money = (money + 1.0 / (YEAR * 8)) * (1.0 + sizes * 0.75)
-    assert found == {k: pytest.approx(money.sum())}
+    assert alarms == {k: pytest.approx(money.sum())}
     assert money.sum() >= 2.0
     assert bars < 10
     assert tests.evidence[k] == 0.0
@@ -328,9 +328,9 @@ def test_a_scaled_feature_does_what_is_configured_before_the_bars_orders(
 ) -> None:
     path = tmp_path / "j.db"
     _drive(known, path, _config(action), since=8)
-    settings, *found = _entries(path, "guard")
+    settings, *alarms = _entries(path, "guard")
     assert settings["event"] == "settings"
-    alarm = next(body for body in found if body["event"] == "alarm")
+    alarm = next(body for body in alarms if body["event"] == "alarm")
     assert alarm["guard"] == "unlike_training"
     assert alarm["action"] == action
     times = [body["time"] for body in _entries(path, "bars")]

@@ -373,7 +373,7 @@ class LiveEngine(Closing):
                 "Export the run again to have them.",
                 self.guards.bundle.path,
             )
-        elif (settings := self.guards.wanted(self.config)) is not None:
+        elif (settings := self.guards.new_settings(self.config)) is not None:
             self._record("guard", settings)
 
     def _look(self, decision: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """The guards of a live engine, between a decision and its orders.
 
 What training never saw (`monitoring.guard`) and what the backtest did not lead to expect
-(`monitoring.drift`) are looked for in every bar. What is found is an entry `guard` of the journal:
+(`monitoring.drift`) are looked for in every bar. What they see is an entry `guard` of the journal:
 
     settings    what the guards do from here on; they begin afresh
     alarm       begins; by its `action` it warns, lets the engine only reduce, or halts it
@@ -49,7 +49,7 @@ class Guards:
         self.rows: RowGuard | None = None
         self.drift: DriftTests | None = None
 
-    def wanted(self, config: LiveConfig) -> Body | None:
+    def new_settings(self, config: LiveConfig) -> Body | None:
         """The entry of settings that this configuration needs now; None: they are in force."""
         if self.bundle.guards is None:
             return None
@@ -114,21 +114,21 @@ class Guards:
         last = row - 1 if row > world.kept.start else row
         shown = world.present[row] & world.rows.tradable[row]
         encoder = shared_encoder(decider.policy)
-        z = None if encoder is None else encoder.kept(row)
+        z = None if encoder is None else encoder.last_embedding(row)
         inner = None if z is None else mean_embedding(z, shown)
-        time, found = decision["time"], []
+        time, bodies = decision["time"], []
         if shown.any():
             alarms = self.rows.check(world.x[row], world.x[last], shown, inner)
-            found = [self._row_body(alarm, time) for alarm in alarms]
+            bodies = [self._row_body(alarm, time) for alarm in alarms]
         account = decision["account"]
         usual = self._own and self._equity > 0.0 and mode == self._mode == "running"
         if usual and account["equity"] > 0.0:
             pairs = self._pairs(account["equity"], world, last, row)
-            found += self._drift_bodies(pairs, time)
+            bodies += self._drift_bodies(pairs, time)
         self._equity, self._mode = account["equity"], mode
         self._exposure = 1.0 - account["cash"] / account["equity"] if account["equity"] else 0.0
         self._forget()
-        return found
+        return bodies
 
     def _pairs(self, equity: float, world: Any, last: int, row: int) -> Floats:  # noqa: ANN401 (a world)
         """[Q,2] of the step that ends with this bar; see `drift.QUANTITIES`."""
@@ -163,18 +163,18 @@ class Guards:
         assert self.drift is not None, "there are settings"
         self._alarms = {name: left - 1 for name, left in self._alarms.items() if left > 1}
         passed = self.drift.step(pairs)
-        found = []
+        bodies = []
         for k, money in passed.items():
             name, expected = TESTS[k].quantity, self.drift.expectation.expected[k]
             side = "above" if TESTS[k].sign > 0.0 else "below"
             evidence = f"evidence {money:.4g}, limit {self.drift.limit:.4g}"
             text = f"{QUANTITIES[name]}: {side} the {expected:.4g} of the backtest, {evidence}"
-            found.append(self._body(DRIFT, name, time, text, on=True))
+            bodies.append(self._body(DRIFT, name, time, text, on=True))
             self._alarms[name] = self._shown_for
-        return found
+        return bodies
 
     def _body(self, guard: str, name: str, time: str, detail: str, *, on: bool) -> Body:
-        assert self.settings is not None, "nothing is found without"
+        assert self.settings is not None, "nothing is said without"
         event = {"event": "alarm", "action": self.settings[guard]["action"]} if on else _END
         return {**event, "guard": guard, "name": name, "time": time, "detail": detail}
 

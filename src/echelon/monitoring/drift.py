@@ -218,15 +218,15 @@ class DriftTests:
     def step(self, pairs: Pairs) -> dict[int, float]:
         """Test → evidence, of those that have enough of it with the bar pairs[Q,2].
 
-        Their money is taken: they begin anew.
+        Their money is taken: they start again.
         """
         most = _bet(pairs, self._tests, _BETS, self.sums, self.counts, self.money)
         if most < self.limit:
             return {}
         passed = np.flatnonzero(self.evidence >= self.limit).tolist()
-        found = {k: float(self.money[k].sum()) for k in passed}
+        evidence = {k: float(self.money[k].sum()) for k in passed}
         self.money[passed] = 0.0
-        return found
+        return evidence
 
     def state(self) -> State:
         """All that the next step depends on."""

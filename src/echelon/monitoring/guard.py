@@ -77,7 +77,7 @@ class Moments(NamedTuple):
     repeat the row before.
     """
 
-    count: float
+    n: float
     total: Floats
     products: Floats
     low: Floats32
@@ -95,14 +95,14 @@ class Moments(NamedTuple):
     @classmethod
     def merge(cls, parts: Sequence[Moments]) -> Moments:
         """Of all together."""
-        count, total, products, low, high, same = zip(*parts, strict=True)
+        n, total, products, low, high, same = zip(*parts, strict=True)
         range_ = np.min(low, axis=0), np.max(high, axis=0)
-        return cls(sum(count), np.sum(total, axis=0), np.sum(products, axis=0), *range_, sum(same))
+        return cls(sum(n), np.sum(total, axis=0), np.sum(products, axis=0), *range_, sum(same))
 
     def whitening(self) -> tuple[Floats32, Floats32]:
         """(mean[F], matrix[F,F]): (row − mean) @ matrix has the covariance 1 in training."""
-        mean = self.total / max(self.count, 1.0)
-        spread = self.products / max(self.count, 1.0) - np.outer(mean, mean)
+        mean = self.total / max(self.n, 1.0)
+        spread = self.products / max(self.n, 1.0) - np.outer(mean, mean)
         spread = (1.0 - _SHRINK) * spread + _SHRINK * np.diag(np.diag(spread))
         values, vectors = np.linalg.eigh(spread)
         values = np.maximum(values, _LEAST_EIGENVALUE * max(values.mean(), _TINY))
@@ -126,8 +126,8 @@ class Summary(NamedTuple):
     @classmethod
     def from_moments(cls, rows: Moments, embeddings: Moments | None) -> Summary:
         """What these moments say."""
-        moves = rows.repeated <= _REPEATS * rows.count
-        share = moves.astype(np.float32) / max(int(moves.sum()), 1)
+        moves = rows.repeated <= _REPEATS * rows.n
+        share = (moves / max(int(moves.sum()), 1)).astype(np.float32)
         more = () if embeddings is None else embeddings.whitening()
         return cls(rows.low, rows.high, share, *rows.whitening(), *more)
 
@@ -140,9 +140,9 @@ class Summary(NamedTuple):
         bar = np.empty(n_features + 2 * n_symbols + 2, dtype=np.float32)
         _measure_rows(x, before, shown, *self[:5], bar)
         bar[-1] = math.nan
-        if z is not None and self.embedding_mean is not None:
-            spread = self.embedding_whiten
-            bar[-1] = _log_distance(z, self.embedding_mean, spread, np.empty_like(z))
+        mean, whiten = self.embedding_mean, self.embedding_whiten
+        if z is not None and mean is not None and whiten is not None:
+            bar[-1] = _log_distance(z, mean, whiten, np.empty_like(z))
         return bar
 
 
@@ -268,7 +268,7 @@ class Tail(NamedTuple):
     def threshold(self, probability: float) -> float:
         """What a block of ordinary bars passes with this probability, at most."""
         ratio = max(self.share / probability, 1.0)
-        new = self.level + self.excess * (ratio ** (1.0 / self.k) - 1.0)
+        new = self.level + self.excess * (math.pow(ratio, 1.0 / self.k) - 1.0)
         return max(new, self.largest)
 
 

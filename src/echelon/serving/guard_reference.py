@@ -48,8 +48,8 @@ def shared_encoder(policy: Policy) -> WindowEncoder | None:
     if isinstance(policy, EnsemblePolicy):
         return shared_encoder(policy.members[0])
     if isinstance(policy, HierarchyPolicy):
-        first, *others = [shared_encoder(expert) for expert in policy.experts]
-        return first if all(other is first for other in others) else None
+        encoders = [shared_encoder(expert) for expert in policy.experts]
+        return encoders[0] if all(own is encoders[0] for own in encoders) else None
     return policy.encoder if isinstance(policy, OnnxPolicy) else None
 
 

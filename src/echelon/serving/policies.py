@@ -123,7 +123,7 @@ class WindowEncoder:
         self._rows: FeatureRows | None = None
         self._kept: dict[int, Floats32] = {}
 
-    def kept(self, row: int) -> Floats32 | None:
+    def last_embedding(self, row: int) -> Floats32 | None:
         """Z[1,N,D] of a row that was asked about lately; None: it was not."""
         return self._kept.get(row)
 
