@@ -32,7 +32,6 @@ class ReplaySize(NamedTuple):
 
     @property
     def whole(self) -> str:
-        """All of it, in the unit that fits."""
         size = float(self.transition_bytes * self.capacity)
         units = {"GB": 1e9, "MB": 1e6, "kB": 1e3}
         unit = next((name for name, least in units.items() if size >= least), "bytes")
@@ -46,7 +45,6 @@ class LearnerFacts(NamedTuple):
     replay: ReplaySize | None
 
     def lines(self) -> list[str]:
-        """In words."""
         lines = []
         if self.adapter is not None:
             trained, whole = self.adapter

@@ -70,7 +70,6 @@ class Transitions(NamedTuple):
 
     @property
     def next_row(self) -> NDArray[np.int32]:
-        """Row of the market after the decision."""
         return self.row + np.int32(1)
 
 

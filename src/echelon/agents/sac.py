@@ -189,12 +189,10 @@ class SAC(OffPolicy):
         )
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit."""
         tensors, json_state = super().state()
         return tensors | {"log_alpha": self.log_alpha.detach()}, json_state
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
         super().restore(tensors, state)
         with torch.no_grad():
             self.log_alpha.copy_(tensors["log_alpha"])

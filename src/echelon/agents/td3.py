@@ -82,14 +82,12 @@ class TD3(OffPolicy):
         }
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit."""
         tensors, json_state = super().state()
         # The actor's last numbers are shown next to those of the critics until it moves again.
         shown = {"actor_loss": self._actor_loss, "actor_norm": self.actor_descent.norm}
         return tensors, json_state | shown
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
         super().restore(tensors, state)
         self._actor_loss = float(state["actor_loss"])
         self.actor_descent.norm = float(state["actor_norm"])

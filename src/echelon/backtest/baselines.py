@@ -197,23 +197,19 @@ class Momentum:
         self._bars = bars
 
     def start(self, world: World, span: range) -> None:
-        """Take the world, for its total-return index."""
         self._world = world
 
     @property
     def lookback(self) -> int:
-        """To the index `bars` ago."""
         return self._bars
 
     def state(self) -> State:
-        """Nothing is remembered."""
         return {}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Nothing to take back."""
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
-        """Compare with the index `bars` ago."""
         growth = self._world.growth
         now, then = growth[row], growth[np.maximum(row - self._bars, 0)]
         with np.errstate(invalid="ignore"):
@@ -232,28 +228,22 @@ class Random:
         self._seed = seed
 
     def start(self, world: World, span: range) -> None:
-        """Begin the same stream of lots every time."""
         self._rng = stream(self._seed, "baseline", "random")
 
     def state(self) -> State:
-        """Where the stream of lots is."""
         return {"generator": pack_stream(self._rng)}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Draw on from there."""
         saved = match_state(self.name, self.state(), state)
         unpack_stream(self._rng, saved["generator"])
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
-        """Draw lots."""
         lots = self._rng.random(held.allowed.shape)
         best = np.where(held.allowed, lots, -1.0).argmax(axis=-1)
         return np.asarray(best, dtype=np.int8)
 
 
 class Cash:
-    """Nothing."""
-
     kind: ActionKind = "discrete"
     name = "cash"
     lookback = 0
@@ -262,14 +252,12 @@ class Cash:
         """Nothing to make ready."""
 
     def state(self) -> State:
-        """Nothing is remembered."""
         return {}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Nothing to take back."""
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
-        """HOLD."""
         return np.zeros(held.weights.shape, dtype=np.int8)
 
 

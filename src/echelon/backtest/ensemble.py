@@ -53,12 +53,10 @@ class EnsemblePolicy:
         return max(map(lookback_of, self.members))
 
     def start(self, world: World, span: range) -> None:
-        """Make every member ready."""
         for member in self.members:
             member.start(world, span)
 
     def state(self) -> State:
-        """Of every member."""
         parts: State = {}
         for k, member in enumerate(self.members):
             if isinstance(member, StatefulPolicy):
@@ -66,7 +64,6 @@ class EnsemblePolicy:
         return parts
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from what `state` gave, after `start`."""
         for k, member in enumerate(self.members):
             if isinstance(member, StatefulPolicy):
                 member.restore(below_prefix(f"member.{k}.", state))

@@ -94,7 +94,6 @@ def save_tables(directory: Path, books: Mapping[Book, Tables], *, csv: bool = Fa
 
 
 def read_tables(directory: Path) -> Tables:
-    """Read the tables of all books again."""
     return Tables(*(_read(directory / f"{kind}.parquet", kind) for kind in Tables._fields))
 
 

@@ -80,7 +80,6 @@ class Backtest:
 
     @cached_property
     def measures(self) -> dict[str, float]:
-        """All measures of the run."""
         return measure(
             self.returns,
             periods_per_year=self.periods_per_year,

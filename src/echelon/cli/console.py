@@ -49,7 +49,6 @@ def warn(text: str) -> None:
 
 
 def fail(label: str, text: object, *, style: str = "bold red") -> None:
-    """Print `label`, in `style`, and what happened to stderr."""
     err.print(Text.assemble((label, style), " ", bound_message(str(text))), soft_wrap=True)
 
 
@@ -71,7 +70,6 @@ def number_table(title: str, *columns: str) -> Table:
 
 
 def add_row(table: Table, *cells: str) -> None:
-    """Add a row of plain text."""
     table.add_row(*(Text(printable(cell)) for cell in cells))
 
 
@@ -167,7 +165,6 @@ class Watch:
             err.print(f"{self._labels[k]}: {now.step:,} steps, {_words(now)}", soft_wrap=True)
 
     def end(self, k: int, outcome: Outcome) -> None:
-        """Show that training k ended, or had ended before."""
         self._ended.add(k)
         self._started_at.setdefault(k, self._totals[k])
         self._steps[k] = self._totals[k]

@@ -40,7 +40,6 @@ class PanelRequest(NamedTuple):
 
 
 def build_panel(store: Store, name: str, request: PanelRequest = PanelRequest()) -> Panel:  # noqa: B008
-    """Lay a stored dataset out as a panel."""
     store = store.pin_dataset(name)  # an import meanwhile must not mix two versions
     manifest = store.manifest(name)
     facts = _choose(store.symbols(name), request.symbols, name)

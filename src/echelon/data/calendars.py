@@ -38,7 +38,6 @@ class CalendarReach(NamedTuple):
     last: date = date.max
 
     def clip(self, first: date, last: date) -> tuple[date, date]:
-        """What of the span is known."""
         return max(first, self.first), min(last, self.last)
 
 

@@ -51,8 +51,6 @@ RowProgress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What an import did."""
-
     manifest: Manifest
     added: int  # rows that were not in the store before
     problems: tuple[Problem, ...]  # of quarantined rows, and warnings

@@ -73,16 +73,13 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """Bars in all."""
         return sum(p.rows for p in self.partitions)
 
     @property
     def span(self) -> tuple[datetime, datetime]:
-        """Times of the first and the last bar."""
         return self.partitions[0].first, self.partitions[-1].last
 
     def to_tree(self) -> dict[str, Any]:
-        """As JSON has it."""
         tree = asdict(self) | {"format": _FORMAT}
         tree["info"]["fields"] = sorted(self.info.fields)
         for part in tree["partitions"]:
@@ -176,7 +173,6 @@ class Store:
         return other
 
     def datasets(self) -> list[str]:
-        """Names of the datasets, sorted."""
         return sorted(p.parent.name for p in self.root.glob(f"*/{CURRENT}"))
 
     def __contains__(self, name: str) -> bool:
@@ -191,7 +187,6 @@ class Store:
         return self.root / name
 
     def manifest(self, name: str) -> Manifest:
-        """What is known of the dataset."""
         if self.pin is not None and self.pin.name == name:
             return self.pin
         path = self.directory(name) / CURRENT

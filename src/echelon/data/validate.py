@@ -43,8 +43,6 @@ _ZONES = ("UTC", "America/New_York", "Asia/Shanghai", "Europe/London")
 
 @dataclass(frozen=True, slots=True)
 class Validated:
-    """The outcome for one piece."""
-
     good: pl.DataFrame  # rows fit for the store, with `row`, in the order of the source
     bad: pl.DataFrame  # the others, with a column `problem` that gives the reasons
     problems: list[Problem]  # errors of the bad rows, errors of the file, and warnings

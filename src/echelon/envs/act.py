@@ -57,7 +57,6 @@ class ActionRule:
 
     @staticmethod
     def from_config(config: Config, kind: ActionKind) -> ActionRule:
-        """The configuration's rule."""
         return ActionRule(kind, config.buy_pct, config.sell_pct)
 
 
@@ -70,7 +69,6 @@ class Holdings(NamedTuple):
     value: Floats  # [E] what the books are worth at this close
 
     def take(self, which: Bools | slice) -> Holdings:
-        """Those of some books."""
         return Holdings._make(part[which] for part in self)
 
 

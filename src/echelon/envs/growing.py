@@ -128,7 +128,6 @@ class GrowingWorld(World):
 
     @property
     def kept(self) -> range:
-        """Rows that can be looked at."""
         source = self._source
         return range(len(self.times)) if source is None else range(source.kept_from, source.n_rows)
 

@@ -68,7 +68,6 @@ class World:
 
     @property
     def n_assets(self) -> int:
-        """N."""
         return len(self.symbols)
 
     def span(self, split: str) -> range:

@@ -62,12 +62,10 @@ class Variant:
 
     @property
     def factor(self) -> str:
-        """What it changes."""
         return " + ".join(setting.factor for setting in self.settings) or BASE
 
     @property
     def value(self) -> str:
-        """What it changes it to."""
         return " + ".join(setting.value for setting in self.settings)
 
 
@@ -238,14 +236,12 @@ class Ablation(RunBatch):
     variants: tuple[Variant, ...]
 
     def make_members(self) -> Iterator[BatchMember]:
-        """A run of each variant."""
         configs = variant_configs(self.base, self.variants)
         for v, config in zip(self.variants, configs, strict=True):
             about = {"variant": v.name, "factor": v.factor, "value": v.value}
             yield BatchMember(v.name, config, about)
 
     def summarise(self, course: Course) -> AblationResult:
-        """Gather the variants' evaluations."""
         evaluations = evaluations_of(self, course)
         rows = [
             VariantResult(
@@ -263,8 +259,6 @@ class Ablation(RunBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class VariantResult(MeasuredRow):
-    """What a variant came to."""
-
     variant: Variant
 
 

@@ -147,21 +147,17 @@ class RunBatch(ABC):
 
     @cached_property
     def members(self) -> tuple[BatchMember, ...]:
-        """Its runs."""
         return tuple(self.make_members())
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Seeds of every run."""
         return tuple(self.base.seed + k for k in range(self.base.train.seeds))
 
     @property
     def file(self) -> Path:
-        """What is to be done."""
         return self.directory / f"{self.stem}.json"
 
     def run(self, k: int) -> Path:
-        """Directory of run k."""
         return self.directory / f"{self.member}s" / self.members[k].name
 
     @contextmanager
@@ -213,7 +209,6 @@ class MeasuredRow:
     problem: str = ""
 
     def values(self, measure: str) -> list[float]:
-        """A measure of each seed."""
         return [values[measure] for values in self.seeds.values()]
 
     def over_seeds(self, measure: str) -> MeanStd:

@@ -88,7 +88,6 @@ class Comparison(RunBatch):
         return REFERENCE if REFERENCE in self.agents else self.agents[0]
 
     def summarise(self, course: Course) -> ComparisonResult:
-        """Gather the agents' evaluations, and compare them with the reference."""
         evaluations = evaluations_of(self, course)
         reference = evaluations.get(self.reference)
 

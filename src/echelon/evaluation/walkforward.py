@@ -110,7 +110,6 @@ class WalkForward(RunBatch):
             yield BatchMember(fold.name, config, {"fold": fold.name})
 
     def summarise(self, course: Course) -> WalkForwardResult:
-        """Gather the folds' evaluations; stitch them where every fold has one of every seed."""
         evaluations = evaluations_of(self, course)
         problems = {fold.name: course.problem(k) for k, fold in enumerate(self.folds)}
         complete = len(evaluations) == len(self.folds) and not any(problems.values())
@@ -239,13 +238,11 @@ class Stitched:
 
     @property
     def days(self) -> tuple[str, str]:
-        """Of the first and of the last return."""
         first, last = (str(self.times[k].astype("datetime64[D]")) for k in (0, -1))
         return first, last
 
     @property
     def measures(self) -> StitchedMeasures:
-        """Of everybody."""
         return StitchedMeasures(
             {seed: track.measures for seed, track in self.seeds.items()},
             {name: track.measures for name, track in self.baselines.items()},
@@ -263,7 +260,6 @@ class Stitched:
         return pl.DataFrame({"time": self.times, "fold": self.folds, **returns})
 
     def tree(self) -> dict[str, Any]:
-        """Measures and span as JSON has them."""
         first, last = self.days
         seeds, baselines, reference_policies = self.measures
         books = _name_seeds(seeds) | dict(baselines)

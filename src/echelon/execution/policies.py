@@ -137,8 +137,6 @@ def _nothing_below(left: Floats) -> Floats32:
 
 
 class _Schedule:
-    """What all schedules share."""
-
     def start(self, simulator: Simulator) -> None:
         """Nothing has to be made ready."""
 
@@ -150,7 +148,6 @@ class Twap(_Schedule):
     name: str = "twap"
 
     def request(self, simulator: Simulator) -> Floats:
-        """[E]."""
         coming = next_step(simulator)
         return np.asarray(simulator.progress.left * coming.ticks / coming.left)
 
@@ -212,7 +209,6 @@ class AlmgrenChriss(_Schedule):
     name: str = "almgren_chriss"
 
     def request(self, simulator: Simulator) -> Floats:
-        """[E]."""
         coming = next_step(simulator)
         per_tick = self.kappa / simulator.rules.ticks_per_step
         kept = _sinh_ratio(per_tick, coming.left - coming.ticks, coming.left)

@@ -27,7 +27,6 @@ class RunningMoments:
 
     @staticmethod
     def none(n_features: int) -> RunningMoments:
-        """Moments of nothing."""
         return RunningMoments(*(np.zeros(n_features) for _ in range(3)))
 
     @staticmethod
@@ -41,7 +40,6 @@ class RunningMoments:
         return RunningMoments(count, mean, squares)
 
     def merge(self, other: RunningMoments) -> RunningMoments:
-        """Moments of both together."""
         count = self.count + other.count
         share = other.count / np.maximum(count, 1)
         delta = other.mean - self.mean

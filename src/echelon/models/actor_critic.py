@@ -121,7 +121,6 @@ class CrossAssetMLP(nn.Module):
         self.outer = init_linear(nn.Linear(hidden, hidden))
 
     def as_function(self) -> Cross:
-        """Return this layer as a function."""
         inner, outer = _affine(self.inner), _affine(self.outer)
 
         def mix(h: Tensor, present: Tensor, share: Tensor) -> Mixed:
@@ -160,7 +159,6 @@ class CrossAssetAttention(nn.Module):
         return Mixed(h, None, (h * present.unsqueeze(-1)).sum(-2) * share)
 
     def as_function(self) -> Cross:
-        """Return this layer as a function."""
         return self
 
 

@@ -114,7 +114,6 @@ class UsageWindow:
         return entropy(self.shares())
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs; fit for JSON."""
         return {"n_experts": self.n_experts, "length": self.length, "chosen": self._chosen.tolist()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -216,7 +215,6 @@ class RunningStd:
         return np.asarray(values, dtype=np.float64) / self.std
 
     def state(self) -> dict[str, float]:
-        """What `restore` needs; fit for JSON, every digit kept."""
         return {"count": self.count, "mean": self.mean, "squares": self._squares}
 
     def restore(self, state: Mapping[str, float]) -> None:

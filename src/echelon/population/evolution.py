@@ -91,7 +91,6 @@ class Evolution:
 
     @classmethod
     def from_config(cls, config: Config, seed: int) -> Evolution:
-        """The configuration's."""
         settings.refuse_outside(config)
         plan = settings.plan_of(config)
         return cls(
@@ -264,7 +263,6 @@ class RouterEvolution:
 
     @classmethod
     def from_config(cls, config: Config, seed: int) -> RouterEvolution:
-        """The configuration's."""
         settings.refuse_outside(config)
         names, values = settings.router_space(config), settings.config_values(config, router=True)
         return cls(names, {name: values[name] for name in names}, seed)
@@ -293,7 +291,6 @@ class RouterEvolution:
         return done
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs; fit for JSON."""
         return {
             "round": self.round,
             "values": dict(self.values),

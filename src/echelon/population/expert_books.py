@@ -135,11 +135,9 @@ class ExpertBooks:
             self._books, self._held = books, held
 
     def state(self) -> State:
-        """What `restore` goes on from."""
         return copy_state(self._books.state())
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from what `state` gave, in a world that has the rows the books stand at."""
         taken = match_state("own books", self._books.state(), state)
         try:
             self._books.restore(taken)
@@ -238,14 +236,12 @@ class ExpertStanding:
         return Verdicts(masked, scaled)
 
     def state(self) -> State:
-        """What `restore` goes on from."""
         parts = with_prefix("trail.", self._trail.state())
         parts |= with_prefix("drawdown.", self.drawdown.flat_state())
         parts |= with_prefix("cvar.", self.cvar.flat_state())
         return parts | copy_state(self._marks())
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from what `state` gave."""
         marks = match_state("standing of the experts", self._marks(), state)
         self._trail.restore(below_prefix("trail.", state))
         self.drawdown.restore_flat(below_prefix("drawdown.", state))

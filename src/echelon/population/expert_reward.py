@@ -179,7 +179,6 @@ class SkillBonus:
         self._net.load_state_dict(dict(weights))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit."""
         optimizer, json_state = flatten_optimizer(self._optimizer)
         tensors = with_prefix("net.", self.weights()) | with_prefix("optimizer.", optimizer)
         tensors["chance"] = self._draws.get_state()
@@ -261,7 +260,6 @@ class _InfoNce(nn.Module):
         self.visitor = mlp(n_assets + 1, hidden, n_skills)
 
     def groups(self, lr: float) -> list[dict[str, Any]]:
-        """Parameters for the optimizer; those who stand at a book are learned ahead of the rest."""
         visitor = {"params": list(self.visitor.parameters()), "lr": _AHEAD * lr}
         return [{"params": list(self.critic.parameters()), "lr": lr}, visitor]
 
@@ -297,7 +295,6 @@ class _Diayn(nn.Module):
         self.discriminator = SkillDiscriminator(n_assets, n_skills, hidden)
 
     def groups(self, lr: float) -> list[dict[str, Any]]:
-        """Parameters for the optimizer."""
         return [{"params": list(self.discriminator.parameters()), "lr": lr}]
 
     @staticmethod
@@ -380,7 +377,6 @@ class ExpertReward:
         self._costs.clear()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit, between phases."""
         facts: dict[str, Any] = {
             "scale": self.scale.state(),
             "return_scale": self.return_scale.state(),
@@ -393,7 +389,6 @@ class ExpertReward:
         return tensors, facts
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
         self.scale.restore(state["scale"])
         self.return_scale.restore(state["return_scale"])
         self._costs = [float(cost) for cost in state["costs"]]

@@ -135,14 +135,12 @@ class HierarchyLearner(Learner):
 
     @classmethod
     def from_setup(cls, setup: TrainingSetup) -> Self:
-        """On the run's encoder."""
         return cls(setup)
 
     @classmethod
     def load_policy(
         cls, config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str
     ) -> HierarchyPolicy:
-        """The hierarchy of what `weights` gave."""
         with torch.random.fork_rng(devices=[]):  # drawing weights would move the caller's generator
             base = build_encoder(config, n_features)
         base.load_state_dict(below_prefix("encoder.", weights))
@@ -373,13 +371,11 @@ class HierarchyLearner(Learner):
         ]
 
     def policy(self) -> HierarchyPolicy:
-        """Router and experts as they are now."""
         if self._policy is None:
             self._policy = HierarchyPolicy(self._experts(), self.router, self.config, self.seed)
         return self._policy
 
     def weights(self) -> dict[str, Tensor]:
-        """What `load_policy` makes the policy from again."""
         tensors = with_prefix("encoder.", self.base.state_dict())
         answers = self.members.ask(Member.acting, self._best)
         for k, m in enumerate(self._best):
@@ -401,7 +397,6 @@ class HierarchyLearner(Learner):
         self._unwritten = False
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit, replay included."""
         arrays, replay = self.replay.state()
         tensors = {f"replay.{k}": torch.from_numpy(np.asarray(v)) for k, v in arrays.items()}
         members = sorted(self.members.ask(Member.state).items())

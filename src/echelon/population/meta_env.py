@@ -91,7 +91,6 @@ class MetaEnv(PlacesVecEnv):
         self._begin()
 
     def reset(self) -> Floats32:
-        """Begin an episode everywhere."""
         self._reset_seeds()
         self._reset_options()
         self._begin()

@@ -392,7 +392,6 @@ class _Run:
         )
 
     def state(self) -> State:
-        """What `restore` goes on from."""
         self.complete()
         parts = copy_state(self._numbers())
         if self._asked is not None:
@@ -405,7 +404,6 @@ class _Run:
         return parts
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from what `state` gave."""
         numbers = match_state("hierarchy", self._numbers(), state)
         for name, owner in (("books.", self._books), ("standing.", self._standing)):
             owner.restore(below_prefix(name, state))

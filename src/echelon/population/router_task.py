@@ -159,12 +159,10 @@ class Trail:
             self._known[fresh] = 0
 
     def state(self) -> State:
-        """What `restore` goes on from."""
         parts = {"log": self._log, "squares": self._squares, "known": self._known}
         return copy_state(parts | {"end": self._end})
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from what `state` gave."""
         taken = match_state("trail of own books", self.state(), state)
         self._log, self._squares, self._known = (taken[n] for n in ("log", "squares", "known"))
         self._end = int(taken["end"])
@@ -271,7 +269,6 @@ class MarketView:
         return copy_state({"stop": stop, **sums._asdict()})
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from what `state` gave."""
         taken = match_state("view of the market", self.state(self._stop), state)
         self._begin = self._stop = int(taken.pop("stop"))
         self._table = self._table[:0]
@@ -406,11 +403,9 @@ class RouterReward:
             self.weight = next_kl_weight(self.weight, spread, count, **self._limits)
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs; fit for JSON."""
         return {"weight": self.weight, "scale": self.scale.state(), "usage": self.usage.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`, bit by bit."""
         self.weight = float(state["weight"])
         self.scale.restore(state["scale"])
         self.usage.restore(state["usage"])

@@ -94,7 +94,6 @@ def identity_of(part: Part) -> str:
 
 
 def lock_proof(directory: Path) -> AbstractContextManager[None]:
-    """Keep other proofs out of the directory."""
     return exclusive_lock(directory / ".prove.lock", f"the proof in {directory}")
 
 

@@ -186,7 +186,6 @@ class TradedDraws(NamedTuple):
 
     @property
     def sharpes(self) -> Floats:
-        """[D] annual Sharpe ratios."""
         return np.array([sharpe_annual(series, YEAR) for series in self.returns.T])
 
     @property
@@ -266,7 +265,6 @@ class TrainingPart(Part):
 
     @property
     def steps(self) -> int:
-        """Of its training."""
         return self.config.train.total_env_steps
 
     def train(
@@ -349,7 +347,6 @@ class EqualWeight:
         self._every = config.eval.rebalance_bars
 
     def start(self, world: World, span: range) -> None:
-        """Count from here."""
         self._steps = 0
 
     def decide(self, row: Rows, held: Holdings) -> Floats:

@@ -183,7 +183,6 @@ class DecisionEngine:
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """[N]."""
         return self._world.symbols
 
     @property

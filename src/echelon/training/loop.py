@@ -129,7 +129,6 @@ class TrainingLoop(ABC, Generic[LearnerT]):
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints are."""
         return self.directory / CHECKPOINTS
 
     @abstractmethod
@@ -194,7 +193,6 @@ class TrainingLoop(ABC, Generic[LearnerT]):
         return outcome
 
     def _sinks(self) -> list[Sink]:
-        """Where metrics go besides the log."""
         return []
 
     def _collect(self, metrics: Metrics) -> None:
@@ -209,7 +207,6 @@ class TrainingLoop(ABC, Generic[LearnerT]):
         return outcome.__dict__
 
     def _course_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the course."""
         return {"course": self.course.__dict__}
 
     def _restore_course(self, state: Mapping[str, Any]) -> Course:

@@ -274,7 +274,6 @@ class TrainedRun:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What run.json says."""
         return RunDirectory(self.path).facts()
 
     def best_step(self, seed: int) -> int:
@@ -321,7 +320,6 @@ class TrainedRun:
 
 
 def seed_directory(run: Path, seed: int) -> Path:
-    """Where a seed's training is."""
     return run / "seeds" / str(seed)
 
 

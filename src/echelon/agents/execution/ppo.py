@@ -90,14 +90,12 @@ class PPO(ExecutionLearner):
         return self.config.distill * max(0.0, 1.0 - self.steps / until)
 
     def train_once(self) -> Metrics:
-        """One rollout, and the update on it."""
         rollout = self.collect()
         metrics = self.update(rollout)
         self.steps += int(rollout.taken.sum())
         return metrics
 
     def collect(self) -> OrderRollout:
-        """Draw orders and work them to their end."""
         orders = self._draw_orders(self.config.orders, self.config.copies)
         head, generator = self.net.head, self._action_generator
         return roll_out(

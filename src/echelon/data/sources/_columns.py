@@ -138,7 +138,6 @@ class ColumnMap:
 
     @property
     def names(self) -> list[str]:
-        """The file's columns that are needed."""
         return [c.name for c in self.by_field.values()]
 
     @property
@@ -223,7 +222,6 @@ class _Matcher:
             self._fields = {c: f if first[f] == c else None for c, f in self._fields.items()}
 
     def note(self, field: str, message: str, remedy: str) -> None:
-        """Add a problem."""
         self.problems.append(Problem(self.file, None, field, message, remedy))
 
     def column(self, name: str) -> FileColumn | None:

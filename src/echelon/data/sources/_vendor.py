@@ -175,7 +175,6 @@ class Vendor(Source):
         )
 
     def info(self) -> SourceInfo:
-        """Describe the query; the fingerprint changes with it and with the day."""
         calendar, timezone = self._market()
         query = [self.name, self.package, self._symbols, self._freq, *self._extras()]
         days = [self._start, self._end, self._local_now().date()]
@@ -191,7 +190,6 @@ class Vendor(Source):
         )
 
     def frames(self, since: Mapping[str, datetime] | None = None) -> Iterator[RawFrame]:
-        """Yield one frame per symbol: all of its bars, or those from the last stored one on."""
         for symbol in self._symbols:
             first = (since or {}).get(symbol)
             with reading_answers(self.name, symbol):

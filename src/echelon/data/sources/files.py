@@ -92,11 +92,9 @@ class _FileSource(PathSource):
                     yield RawFrame(self._whole_days(bars, origin), origin)
 
     def problems(self) -> list[Problem]:
-        """Lines and cells that could not be read, after `frames`."""
         return list(self._problems)
 
     def rejected_rows(self) -> pl.DataFrame:
-        """The rows of `problems`, as they stood: file, row, problem, cells."""
         return pl.concat([_tables.rejects(str(self._path)), *self._rejected])
 
     def _reader(self, file: _File, timezone: str, *, pad_symbols: bool) -> Reader:
@@ -238,7 +236,6 @@ class ParquetSource(_FileSource):
 
 
 def from_config(config: Config) -> _FileSource:
-    """The source of the `data` section."""
     data = config.data
     kind = next(k for k in (CsvSource, ParquetSource) if k.name == data.source)
     return kind.from_config(config, columns=data.columns, price_basis=data.price_basis)

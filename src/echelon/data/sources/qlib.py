@@ -117,7 +117,6 @@ class QlibSource(PathSource):
             yield RawFrame(conform(frame), str(self._bin_path(symbol, "close")))
 
     def problems(self) -> list[Problem]:
-        """Symbols and days that could not be read, after `frames`."""
         return list(self._problems)
 
     def instruments(self) -> pl.DataFrame | None:
@@ -140,7 +139,6 @@ class QlibSource(PathSource):
         )
 
     def benchmark(self) -> pl.DataFrame | None:
-        """Closes of the benchmark symbol."""
         if self._benchmark is None:
             return None
         problems: list[Problem] = []
@@ -298,7 +296,6 @@ class QlibSource(PathSource):
 
 
 def from_config(config: Config) -> QlibSource:
-    """The source of the `data` section."""
     data = config.data
     return QlibSource.from_config(config, market=data.qlib_market, benchmark=data.benchmark)
 

@@ -187,7 +187,6 @@ class SyntheticSource(Source):
 
 
 def from_config(config: Config) -> SyntheticSource:
-    """The source of the `data` section."""
     data = config.data
     if data.calendar == FROM_DATA:
         raise ConfigError(

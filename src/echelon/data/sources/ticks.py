@@ -184,7 +184,6 @@ class TicksSource(PathSource):
 
 
 def from_config(config: Config) -> TicksSource:
-    """The source of the `data` section."""
     return TicksSource.from_config(config, columns=config.data.columns, **dict(config.data.ticks))
 
 

@@ -243,7 +243,6 @@ class TushareSource(AShareVendor):
 
 
 def from_config(config: Config) -> TushareSource:
-    """The source of the `data` section."""
     return TushareSource.from_config(config, membership_index=config.data.membership_index)
 
 

@@ -229,16 +229,13 @@ class SyntheticMarket:
 
     @property
     def n_days(self) -> int:
-        """T."""
         return len(self.regime)
 
     @property
     def n_symbols(self) -> int:
-        """N."""
         return len(self.symbols)
 
     def position(self, symbol: str) -> int:
-        """Column of `symbol`."""
         if symbol not in self.symbols:
             raise UniverseError(
                 f"unknown symbol {symbol!r}; this market has {self.symbols[0]} to "

@@ -61,7 +61,6 @@ class Record:
 
     @property
     def commanded(self) -> CommandRecord:
-        """Who was in charge."""
         assert self.command is not None, f"{self.key} commands nobody"
         return self.command
 
@@ -84,7 +83,6 @@ class SplitData:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Provenance of the evaluation."""
         return self.evaluation.facts
 
     @cached_property
@@ -128,7 +126,6 @@ class RunData:
 
     @property
     def name(self) -> str:
-        """The directory's name."""
         return self.path.resolve().name
 
     @property
