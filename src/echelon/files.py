@@ -501,7 +501,6 @@ def exclusive_lock(path: Path, what: str, *, wait: bool = False) -> Iterator[Non
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or the names in a directory, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -527,7 +526,6 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 of a file's content, read in pieces, as hex."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
@@ -555,7 +553,6 @@ def digest_once(path: Path, kind: str, compute: Callable[[Path], str]) -> str:
 
 
 def sha256_once(path: Path) -> str:
-    """SHA-256 of a file's content, as hex."""
     return digest_once(path, "sha256", sha256_file)
 
 

@@ -72,8 +72,6 @@ class Rollout(NamedTuple):
 
 
 class A2C(Learner):
-    """The learner: network, optimizer, books, and where they stand."""
-
     def __init__(self, config: Config, world: World, seed: int) -> None:
         self.config, self.world, self.seed = config, world, seed
         train = config.train
@@ -267,8 +265,6 @@ class A2C(Learner):
 
 
 class Losses(NamedTuple):
-    """The parts of the loss, each a mean over time and books."""
-
     policy: Tensor
     value: Tensor
     entropy: Tensor

@@ -62,8 +62,6 @@ class BookPaths(NamedTuple):
 
 
 class APG(SingleExpert):
-    """The learner: actor, optimizer, table, and the generator that books start by."""
-
     def __init__(
         self, config: Config, world: World, seed: int, encoder: Encoder, tables: Path | None = None
     ) -> None:

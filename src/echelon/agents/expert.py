@@ -80,7 +80,6 @@ class Starts:
         return range(int(self._first.min()), int(self._last.max()) + 1)
 
     def draw(self, count: int) -> tuple[Rows, Rows]:
-        """(first[count], last[count]) rows of new episodes."""
         place = self.rng.integers(0, self._until[-1], count)
         which = np.searchsorted(self._until, place, side="right")
         before = np.concatenate([[0], self._until])[which]
@@ -241,7 +240,6 @@ class ExpertLearner(SingleExpert):
         self._draws = stream(seed, "replay")
 
     def train_once(self) -> Metrics:
-        """One round: bars and the updates that are due for them."""
         settings, books = self.config.expert, self.config.train.books
         rewards: list[float] = []
         for _ in range(self.config.train.rollout_steps):
@@ -268,7 +266,6 @@ class ExpertLearner(SingleExpert):
         return metrics
 
     def facts(self) -> LearnerFacts:
-        """Weights of the adapter, bytes of the replay."""
         adapter, replay = self.networks.adapter, self.replay
         trained = None if adapter is None else adapter_size(adapter.encoder)
         return LearnerFacts(trained, ReplaySize(replay.bytes_per_transition, replay.capacity))

@@ -57,7 +57,6 @@ def frozen_copy(encoder: Encoder) -> Encoder:
 def draw_networks(
     config: Config, world: World, table: EmbeddingTable, seed: int, skill_dim: int = 0
 ) -> tuple[ExpertActor, ExpertCritic]:
-    """Fresh networks, with the scale that the table's embeddings have on the train window."""
     hidden, state = config.expert.hidden, config.state
     with global_draws(seed, "weights"):
         actor = ExpertActor(table.d_model, hidden, state, skill_dim)

@@ -140,7 +140,6 @@ class Learner(RoundLearner):
 
 
 def learner_class(config: Config) -> type[Learner]:
-    """The class that `train.algo` names."""
     module, _, name = ALGORITHMS[config.train.algo].learner.partition(":")
     named: type[Learner] = getattr(importlib.import_module(module), name)
     return named

@@ -339,8 +339,6 @@ class Life:
 
 
 class Lineage:
-    """All lives of a population, from its founders on."""
-
     def __init__(self, plan: PopulationPlan, founders: Sequence[Hyperparameters]) -> None:
         """founders[M]: hyperparameters that the members begin with"""
         assert len(founders) == plan.members, f"{len(founders)} founders of {plan.members}"

@@ -60,8 +60,6 @@ class Traced(NamedTuple):
 
 
 class SAC(OffPolicy):
-    """Actor, twin critics, temperature."""
-
     def _begin(self, train: TrainConfig) -> None:
         expert = self.expert
         first = expert.first_temperature if expert.entropy == "auto" else expert.entropy

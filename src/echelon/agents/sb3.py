@@ -239,7 +239,6 @@ class Sb3Learner(Learner):
         return Sb3Policy(self.model.policy, self._sight, self.config, self.seed)
 
     def weights(self) -> dict[str, Tensor]:
-        """What `load_policy` makes the policy from again: of SAC, the actor."""
         return dict(_acting_part(self.model.policy).state_dict())
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -344,7 +343,6 @@ class Sb3Policy:
         self._global_rng = _GlobalRng(self._seed, "evaluation")
 
     def decide(self, row: Rows, held: Holdings) -> Floats:
-        """Show the books as the environment does, and take scores as it does."""
         seen = self._spec.observe(row, held)
         with self._global_rng.in_use():
             scores, _ = self._policy.predict(seen, deterministic=self._config.eval.deterministic)

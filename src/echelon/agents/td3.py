@@ -29,8 +29,6 @@ _LARGEST = 1.0 - 2.0**-20
 
 
 class TD3(OffPolicy):
-    """Actor, twin critics, and targets of both."""
-
     def _begin(self, train: TrainConfig) -> None:
         self.target_actor = Target(cast(nn.Module, self.actor), self.expert.tau)
         self._actor_loss = 0.0

@@ -60,8 +60,6 @@ class _Unfilled(NamedTuple):
 
 
 class _Rebalanced:
-    """Target weights every so many bars; in between holdings are left as they are."""
-
     kind: ActionKind = "weights"
 
     def __init__(
@@ -281,7 +279,6 @@ _MAKERS: Mapping[str, Callable[[Config], Policy]] = {
 
 
 def make_baseline(name: str, config: Config) -> Policy:
-    """The baseline of that name, all but `benchmark`, which trades in a world of its own."""
     return _MAKERS[name](config)
 
 

@@ -107,11 +107,9 @@ class ProgressBar:
         self._task = progress.add_task(label, total=None)
 
     def show(self, done: int, total: int | None = None) -> None:
-        """Show how many are done, and of how many where that is known."""
         self._progress.update(self._task, completed=done, total=total)
 
     def label(self, text: str) -> None:
-        """Change what is being done."""
         self._progress.update(self._task, description=text)
 
 

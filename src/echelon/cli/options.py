@@ -103,8 +103,6 @@ DatasetName = Annotated[
 
 
 class RunOptions(NamedTuple):
-    """The options of every command that trains agents."""
-
     config: ConfigFile = None
     override: Overrides = None
     output_dir: OutputDir = None

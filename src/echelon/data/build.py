@@ -100,7 +100,6 @@ def has_limits(mode: str, info: SourceInfo) -> bool:
 
 
 def _choose(table: pl.DataFrame, symbols: Sequence[str], name: str) -> pl.DataFrame:
-    """Rows of the symbols table in the asked order."""
     if not symbols:
         return table
     known = set(table["symbol"])

@@ -32,8 +32,6 @@ _DECADE = (date(2010, 1, 1), date(2019, 12, 31))
 
 
 class CalendarReach(NamedTuple):
-    """First and last day a calendar knows."""
-
     first: date = date.min
     last: date = date.max
 

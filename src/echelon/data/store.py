@@ -240,7 +240,6 @@ class Store:
     def partitions(
         self, name: str, start: datetime | None = None, end: datetime | None = None
     ) -> list[str]:
-        """Keys of the partitions that hold bars between `start` and `end`, in order."""
         return [
             p.key
             for p in self.manifest(name).partitions

@@ -59,7 +59,6 @@ class _Rule(NamedTuple):
 
 
 def validate(raw: RawFrame, info: SourceInfo) -> Validated:
-    """Judge the rows of one piece of a source."""
     frame = raw.frame
     if frame.is_empty():
         return Validated(frame, frame.with_columns(problem=pl.lit("")), [])

@@ -117,7 +117,6 @@ class ScrambledView(_View):
 
 
 def _delay(column: str, day: date) -> pl.Expr:
-    """Dates after `day` a hundred days later."""
     later = (pl.col(column) + pl.duration(days=100)).cast(pl.Date)
     return pl.when(pl.col(column) > day).then(later).otherwise(pl.col(column)).alias(column)
 

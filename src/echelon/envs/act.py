@@ -37,8 +37,6 @@ EXPERT_GAIN = 6.0
 
 
 class Action(IntEnum):
-    """What to do with one asset."""
-
     HOLD = 0
     BUY = 1
     SELL = 2
@@ -49,8 +47,6 @@ _BUY, _SELL = int(Action.BUY), int(Action.SELL)
 
 @dataclass(frozen=True)
 class ActionRule:
-    """How actions become orders."""
-
     kind: ActionKind
     buy_pct: float = 0.20
     sell_pct: float = 0.50

@@ -40,8 +40,6 @@ class StepResult(NamedTuple):
 
 
 class Books:
-    """E books, stepped together."""
-
     def __init__(
         self, world: World, rule: ActionRule, reward: RewardConfig, n_books: int, span: range
     ) -> None:

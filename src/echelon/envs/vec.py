@@ -96,7 +96,6 @@ class BatchedVecEnv(PlacesVecEnv):
         self._values = np.empty((64, n_envs))
 
     def reset(self) -> Observation:
-        """Begin an episode in every book, with the seeds and options that were set."""
         for e, seed in enumerate(self._seeds):
             if seed is not None:
                 self._rngs[e] = seeding.np_random(seed)[0]

@@ -111,8 +111,6 @@ class World:
 
 
 class WorldFacts(NamedTuple):
-    """What a world of data is, whatever its rows are."""
-
     data: market.TradedData
     freq: Freq
     window: int

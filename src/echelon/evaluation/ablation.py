@@ -225,8 +225,6 @@ def _apply(base: Config, variant: Variant) -> Config:
 
 @dataclass(frozen=True)
 class Ablation(RunBatch):
-    """Variants of a base, the first of which is the base itself, and their runs."""
-
     noun = stem = "ablation"
     command = "ablate"
     member = "variant"
@@ -298,5 +296,4 @@ class AblationResult:
         return pl.DataFrame(lines, infer_schema_length=None)
 
     def write(self, directory: Path) -> None:
-        """Write ablation.csv and ablation.parquet."""
         write_table(self.frame(), directory / "ablation")

@@ -116,7 +116,6 @@ class RunsComparison:
         return int(self.facts["bars"]) - 1
 
     def tree(self) -> dict[str, Any]:
-        """Everything, single seeds too, as JSON has it."""
         baselines = {row.name: finite_values(row.seeds[-1]) for row in self.baselines}
         return {
             "format": RUNS_FORMAT,
@@ -190,8 +189,6 @@ def compare_runs(
 
 
 class _Entrant(NamedTuple):
-    """A run that takes part."""
-
     name: str
     run: TrainedRun
     evaluation: Evaluation

@@ -87,8 +87,6 @@ def plan_walk(config: Config, *, quarantine: bool = False) -> tuple[Fold, ...]:
 
 @dataclass(frozen=True)
 class WalkForward(RunBatch):
-    """Folds and their runs."""
-
     noun = command = "walk-forward"
     stem = "walk_forward"
     member = "fold"
@@ -124,7 +122,6 @@ class WalkForward(RunBatch):
         return WalkForwardResult(self.folds, evaluations, problems, stitched, sure)
 
     def save_result(self, result: WalkForwardResult) -> None:
-        """Write down what is to be done, and what came out of it."""
         done: dict[str, Any] = {}
         if result.stitched is not None:
             done = {STITCHED: result.stitched.tree(), "statistics": result.statistics}
@@ -165,7 +162,6 @@ class WalkForwardResult:
         return pl.DataFrame(lines, schema=_SCHEMA)
 
     def write(self, directory: Path) -> None:
-        """Write walk_forward.csv and .parquet, and the stitched returns."""
         write_table(self.frame(), directory / WalkForward.stem)
         if self.stitched is not None:
             write_table(self.stitched.frame(), directory / STITCHED)
@@ -218,8 +214,6 @@ def _lines(
 
 
 class StitchedMeasures(NamedTuple):
-    """Measures of everybody in a stitched series, as an `Evaluation` has them of one window."""
-
     seeds: Mapping[int, Measured]
     baselines: Mapping[str, Measured]
     reference_policies: Mapping[int, Mapping[str, Measured]]

@@ -44,8 +44,6 @@ from echelon.types import Floats, Floats32, Ints
 
 
 class ExecutionPolicy(Protocol):
-    """Says how a parent order is worked."""
-
     @property
     def name(self) -> str:
         """How reports call it."""
@@ -176,7 +174,6 @@ class Vwap(_Schedule):
         self._before = np.zeros((0, 0))
 
     def start(self, simulator: Simulator) -> None:
-        """Look up the profiles of the days."""
         days = simulator.days
         if days.shape[1] != len(self.pooled):
             raise DataError(

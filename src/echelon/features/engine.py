@@ -83,7 +83,6 @@ class FeaturePlan:
 
     @property
     def lookbacks(self) -> dict[str, int]:
-        """Column name → bars it needs."""
         series = {name: f.lookback for f in self.series for name in f.names}
         return series | {r.name: series[r.base] for r in self.ranks}
 

@@ -110,7 +110,6 @@ class UsageWindow:
         return np.clip(-np.log(self.shares())[chosen], 0.0, math.log(self.n_experts))
 
     def entropy(self) -> float:
-        """Entropy of the smoothed shares, in nats."""
         return entropy(self.shares())
 
     def state(self) -> dict[str, Any]:
@@ -211,7 +210,6 @@ class RunningStd:
         return spread if spread > 1e-12 + 1e-9 * abs(self.mean) else 1.0
 
     def scale(self, values: NDArray[np.floating[Any]]) -> Floats:
-        """Values over the standard deviation, float64, of the same shape."""
         return np.asarray(values, dtype=np.float64) / self.std
 
     def state(self) -> dict[str, float]:

@@ -35,7 +35,6 @@ def equity(returns: Floats) -> Floats:
 
 
 def total_return(returns: Floats) -> float:
-    """Gain over the whole series, as a share of the initial value."""
     return float(equity(returns)[-1] - 1.0)
 
 
@@ -56,7 +55,6 @@ def volatility_period(returns: Floats) -> float:
 
 
 def volatility_annual(returns: Floats, periods_per_year: float) -> float:
-    """Volatility per period times √periods_per_year."""
     return volatility_period(returns) * math.sqrt(_rate(periods_per_year))
 
 
@@ -188,7 +186,6 @@ class RunningMeasures:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything: a new episode."""
         self.max_drawdown = 0.0
         """The deepest drawdown so far."""
         self._mean, self._squares = 0.0, 0.0
@@ -196,7 +193,6 @@ class RunningMeasures:
         self._returns: list[float] = []  # the worst first
 
     def update(self, ret: float) -> None:
-        """Take in the return of one period, after costs."""
         if not -1.0 <= ret < math.inf:
             raise ValueError(f"a return must be a number from -1 up, not {ret}: check the prices")
         insort(self._returns, ret)

@@ -54,8 +54,6 @@ def fitness(windows: NDArray[np.floating[Any]], penalty: float) -> Floats:
 
 
 class Evolution:
-    """The population's family tree, its skills, the change on trial, and the round."""
-
     def __init__(
         self,
         plan: PopulationPlan,

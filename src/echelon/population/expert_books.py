@@ -126,7 +126,6 @@ class ExpertBooks:
         return BookStep(self.value, cost / np.maximum(before, 1e-12))
 
     def peek(self, targets: Floats) -> BookStep:
-        """What `step` would bring; nothing changes."""
         books, held = self._books, self._held
         self._books = books.take(np.arange(books.n_books))
         try:
@@ -191,8 +190,6 @@ def within_limits(target: Floats, current: Floats32, scale: Floats) -> Floats:
 
 
 class Verdicts(NamedTuple):
-    """What the guards said at a bar."""
-
     drawdown: DrawdownVerdict
     cvar: CvarVerdict
 

@@ -97,8 +97,6 @@ class BonusMetrics(NamedTuple):
 
 
 class SkillBonus:
-    """The model behind the reward, its optimizer, and where they stand."""
-
     def __init__(
         self,
         n_skills: int,
@@ -163,7 +161,6 @@ class SkillBonus:
             return normalise_information(pointwise_information(scores, own), self.n_skills)
 
     def weights(self) -> dict[str, Tensor]:
-        """What `load` needs to give the same rewards, elsewhere."""
         return {name: value.clone() for name, value in self._net.state_dict().items()}
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
@@ -330,7 +327,6 @@ class ExpertReward:
 
     @property
     def multiplier(self) -> float:
-        """λ."""
         return float(self.pid.multiplier[0])
 
     def observe(self, reward: Floats32, bar_return: Floats) -> None:

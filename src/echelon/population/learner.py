@@ -203,7 +203,6 @@ class HierarchyLearner(Learner):
         return -(-self.config.trainer.round_steps // self.config.train.books)
 
     def _collect(self) -> float:
-        """A round of every member's books; the mean reward."""
         bars = self._round_bars
         done = self.members.advance(Member.collect, dict.fromkeys(self.members.numbers, bars))
         self.replay.refresh(tuple(RingMark(*done[m]["mark"]) for m in sorted(done)))
@@ -211,7 +210,6 @@ class HierarchyLearner(Learner):
         return float(np.mean([collected["reward"] for collected in done.values()]))
 
     def _learn(self) -> Metrics:
-        """The experts' phase."""
         steps = self.config.trainer.training_schedule.experts.steps
         updates = int(steps * self.config.expert.updates_per_step)
         weights, gate = self._whose_bars()
@@ -275,7 +273,6 @@ class HierarchyLearner(Learner):
         return self.bonus.weights()
 
     def _route(self) -> Metrics:
-        """The router's phase."""
         world, experts = self.parts.router, self._experts()
         if self._meta is None:
             spans = world.spans("train")
@@ -290,7 +287,6 @@ class HierarchyLearner(Learner):
         return metrics
 
     def _evolve(self) -> Metrics:
-        """The population's phase."""
         config = self.config
         self._postponed = False
         answers = self.members.ask(Member.sharpes)

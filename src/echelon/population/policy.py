@@ -82,8 +82,6 @@ class Command(NamedTuple):
 
 
 class HierarchyPolicy:
-    """Experts under a router, with risk control."""
-
     kind: ActionKind = "weights"
 
     def __init__(
@@ -511,7 +509,6 @@ class _Run:
         return np.where(frozen, np.nan, moved.weights)
 
     def _log(self, events: Sequence[RiskEvent]) -> None:
-        """Write events down, each with the number of its book's bar."""
         bars = self.row - self._start
         self._policy.log.extend(replace(e, time=int(bars[e.book])) for e in events)
 

@@ -104,8 +104,6 @@ class HedgeRouter:
 
 @runtime_checkable
 class Accompanied(Protocol):
-    """A policy with reference policies."""
-
     def reference_policies(self) -> Mapping[str, Policy]:
         """Name → policy; a name is `HEDGE` or of `expert_key`, and part of file names."""
 
@@ -116,7 +114,6 @@ def reference_policies_of(policy: object) -> Mapping[str, Policy]:
 
 
 def expert_key(number: int) -> str:
-    """Name of the expert with this number among the reference policies."""
     return f"{_EXPERT}{number}"
 
 

@@ -69,7 +69,6 @@ class ExpertView(NamedTuple):
     scale: Floats32
 
     def at(self, rows: NDArray[np.int64]) -> ExpertView:
-        """That of some rows."""
         return ExpertView._make(part[rows] for part in self)
 
 
@@ -196,7 +195,6 @@ class MarketSums(NamedTuple):
 
     @staticmethod
     def start(n_assets: int, horizons: Sequence[int]) -> MarketSums:
-        """Before the first row."""
         longest = max(horizons)
         bars, squares, known = np.zeros((3, longest, n_assets))
         level, priced = np.zeros(n_assets), np.zeros(n_assets, dtype=np.bool_)

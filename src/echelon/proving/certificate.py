@@ -133,7 +133,6 @@ class Certificate:
 
 
 def seed_check(name: str, unit: Unit, values: Sequence[float], *bars: Bar) -> Check:
-    """The mean of `values`, one per seed, draw or pair, and its interval."""
     interval = seed_interval(values)
     low, high = (None if math.isnan(end) else end for end in (interval.low, interval.high))
     return Check(name, unit, interval.estimate, interval.n, low, high, interval.method, bars)

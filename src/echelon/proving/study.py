@@ -414,7 +414,6 @@ def study_markdown(study: StudyResult) -> str:
 
 
 def study_cell(row: StudyRow, measure: str) -> str:
-    """The mean over seeds; of some with the interval."""
     known = row.known_values("mapd lowest" if measure == "held" else measure)
     if not known:
         return "–"

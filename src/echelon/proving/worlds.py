@@ -172,8 +172,6 @@ def join_worlds(worlds: Sequence[World]) -> tuple[World, Rows]:
 
 
 class Trained(NamedTuple):
-    """An agent at its best checkpoint, and how its training ended."""
-
     policy: Policy
     outcome: Outcome
 
@@ -215,7 +213,6 @@ def with_steps(config: Config, steps: int, validations: int | None = None) -> Co
 
 
 def at_fee(config: Config, fee_bps: float) -> Config:
-    """The configuration with a fee per side and no other cost."""
     free = {"commission_bps": None, "min_commission": 0.0, "stamp_duty": "none", "slippage": "none"}
     market = config.market.model_copy(update=free)
     return config.model_copy(update={"fee_rate": fee_bps / 1e4, "market": market})

@@ -36,15 +36,12 @@ _EXPERT = re.compile(r"expert (\d+)")
 
 @cache
 def catalogue(lang: str) -> Mapping[str, str]:
-    """Key → text of a language."""
     file = files("echelon.report").joinpath("catalogue", f"{lang}.yaml")
     tree: dict[str, str] = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 (a SafeLoader)
     return tree
 
 
 class Words:
-    """The texts of one language."""
-
     def __init__(self, lang: str) -> None:
         if lang not in get_args(Lang):
             raise UsageError(f"no report in language {lang!r}: choose en or zh.")
@@ -58,11 +55,9 @@ class Words:
         return other
 
     def __call__(self, key: str, **fields: object) -> str:
-        """The text of `key`, its fields filled in."""
         return self._texts[key].format(**fields)
 
     def __contains__(self, key: str) -> bool:
-        """Whether there is a text of that key."""
         return key in self._texts
 
     def count(self, key: str, n: int) -> str:
@@ -133,6 +128,5 @@ def languages_with(directory: Path, stem: str, lang: str) -> list[str]:
 
 
 def language_of(file: str) -> str:
-    """Language of a file by its name."""
     middle = file.split(".")[-2] if file.count(".") > 1 else "en"
     return middle if middle in get_args(Lang) else "en"

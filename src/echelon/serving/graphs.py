@@ -165,7 +165,6 @@ class PolicySplit:
         return f"{kind}-{number}"
 
     def graphs(self) -> dict[str, Graph]:
-        """The modules, run by torch."""
         return {name: as_graph(module) for name, module in self.modules.items()}
 
 

@@ -157,7 +157,6 @@ class OnnxPolicy(ABC):
         self.read_from(world)
 
     def state(self) -> State:
-        """Nothing: a decision depends on the window and the book alone."""
         return {}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -220,8 +219,6 @@ class OnnxWeightPolicy(OnnxPolicy):
 
 
 class OnnxRouter:
-    """The router's network; a `RouterPolicy`."""
-
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._last: tuple[Floats32, Bools, NDArray[Any]] | None = None
@@ -254,7 +251,6 @@ class OnnxRouter:
 
 
 def softmax(logits: NDArray[Any]) -> Floats:
-    """Probabilities over the last axis, in float64."""
     wide = logits.astype(np.float64)
     odds = np.exp(wide - wide.max(axis=-1, keepdims=True))
     return np.asarray(odds / odds.sum(axis=-1, keepdims=True))

@@ -64,7 +64,6 @@ class Progress:
 
     @property
     def seconds_left(self) -> float:
-        """At the present pace."""
         return max(0, self.total - self.step) / max(self.steps_per_second, 1e-9)
 
 
@@ -95,8 +94,6 @@ class Course:
 
 
 class TrainingLoop(ABC, Generic[LearnerT]):
-    """One learner's training, from the beginning or from a checkpoint."""
-
     def __init__(
         self,
         learner: LearnerT,

@@ -119,7 +119,6 @@ class DQN(ExecutionLearner):
         return roll_out(self.net, self.task, orders, choose)
 
     def update(self) -> Metrics:
-        """One step of descent on orders from the replay."""
         config, parts = self.config, self.replay.parts
         self._set_learning_rate()
         size = min(config.orders, BATCH, len(self.replay))

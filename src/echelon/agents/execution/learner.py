@@ -218,7 +218,6 @@ class ExecutionLearner(RoundLearner):
         self.optimizer.param_groups[0]["lr"] = self.config.lr * share
 
     def _draw_orders(self, count: int, copies: int = 1) -> ParentOrders:
-        """Some of the task's orders, each at most once, `copies` times side by side."""
         n = len(self.task.orders)
         which = self._order_rng.permutation(n)[: min(n, max(1, count // copies))]
         return self.task.orders.take(np.repeat(which, copies))

@@ -133,7 +133,6 @@ class FractionHead:
         return torch.zeros(len(self.values))
 
     def sample(self, params: Tensor, generator: torch.Generator) -> Tensor:
-        """By Gumbel's trick: logits and noise, the highest."""
         uniform = torch.rand(params.shape, generator=generator).clamp_min(1e-20)
         return (params - torch.log(-torch.log(uniform))).argmax(-1)
 

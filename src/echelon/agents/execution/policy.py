@@ -82,8 +82,6 @@ class LearnedPolicy:
 
 
 class _Document(TypedDict):
-    """What policy.json says besides versions and hashes."""
-
     network: dict[str, Any]
     features: list[str]
     facts: dict[str, Any]

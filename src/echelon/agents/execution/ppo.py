@@ -55,8 +55,6 @@ _VALUE_COEF, _GRAD_CLIP = 0.5, 1.0
 
 
 class PPO(ExecutionLearner):
-    """The learner; with a teacher, which stays as it is, the student of OPD."""
-
     algo = "ppo"
 
     def __init__(
@@ -143,7 +141,6 @@ class PPO(ExecutionLearner):
         returns: Tensor,
         taught: Tensor | None,
     ) -> Metrics:
-        """One minibatch: some orders of the rollout."""
         config, head = self.config, self.net.head
         output = self._foretell(self.net, part.orders, part.private)
         params, value = output.params.transpose(0, 1), output.value.transpose(0, 1)

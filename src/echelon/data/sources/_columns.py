@@ -425,7 +425,6 @@ def symbols_of(cells: pl.Series, *, pad: bool) -> pl.Series:
 
 
 def is_missing(cells: pl.Series) -> pl.Series:
-    """Which cells are empty, or say in words that they are."""
     if cells.dtype != pl.String:
         return cells.is_null()
     return cells.str.strip_chars().str.to_lowercase().is_in(MISSING).fill_null(True)
@@ -490,11 +489,9 @@ class Sheet:
 
     @property
     def rows(self) -> pl.Series:
-        """Row numbers, as a user counts them."""
         return self.frame[ROW]
 
     def note(self, row: int | None, ours: str, message: str, remedy: str) -> None:
-        """Add a problem of the field `ours`."""
         self.problems.append(Problem(str(self.path), row, ours, message, remedy))
 
     def note_unread(self, ours: str, unread: pl.Series, what: str, remedy: str) -> None:
@@ -504,7 +501,6 @@ class Sheet:
             self.note(row, ours, f"{cell!r} {what}", remedy)
 
     def require(self, ours: str, empty: pl.Series, message: str = "the cell is empty") -> None:
-        """Note cells that may not be empty and are."""
         for row in self.rows.filter(empty):
             self.note(row, ours, message, "Fill it in, or remove the row")
 

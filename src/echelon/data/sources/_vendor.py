@@ -201,7 +201,6 @@ class Vendor(Source):
             yield RawFrame(conform(bars.sort("time")), f"{self.name}:{symbol}")
 
     def benchmark(self) -> pl.DataFrame | None:
-        """The benchmark's closes, whole; an index such as ^GSPC or 000300.SH."""
         if self._benchmark is None:
             return None
         with reading_answers(self.name, "the index"):
@@ -226,7 +225,6 @@ class Vendor(Source):
         return kept if self._end is None else kept.filter(pl.col("time").dt.date() <= self._end)
 
     def _local_now(self) -> datetime:
-        """The current time on the exchange's clock, naive."""
         return self._now().astimezone(ZoneInfo(self._market()[1])).replace(tzinfo=None)
 
     @property
@@ -340,7 +338,6 @@ class Vendor(Source):
         )
 
     def _redact(self, text: str) -> str:
-        """Remove what must not be printed."""
         return text
 
     @property

@@ -224,14 +224,10 @@ class _FileSource(PathSource):
 
 
 class CsvSource(_FileSource):
-    """Text files: comma, tab, semicolon or bar separated; UTF-8, UTF-16 or GBK; gz or plain."""
-
     name, suffixes, other = "csv", _tables.TEXT_SUFFIXES, "parquet"
 
 
 class ParquetSource(_FileSource):
-    """Parquet files."""
-
     name, suffixes, other = "parquet", _tables.PARQUET_SUFFIXES, "csv"
 
 
@@ -283,7 +279,6 @@ def read_membership(
 
 
 def _overlaps(table: pl.DataFrame) -> pl.DataFrame:
-    """Intervals that begin before an earlier one of the symbol ends: row, symbol, start, other."""
     last = pl.col("until").cum_max().over("symbol")
     return (
         table.drop_nulls(("symbol", "start"))

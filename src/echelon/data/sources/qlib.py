@@ -390,7 +390,6 @@ def _read_instruments(path: Path) -> pl.DataFrame:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a text file that are not blank, with their numbers."""
     with reading_file(path):
         text = path.read_text(encoding="utf-8-sig")
     return ((k, line) for k, line in enumerate(text.splitlines(), start=1) if line.strip())

@@ -24,8 +24,6 @@ _VERSION = "1"
 
 
 class SampleSource(Source):
-    """Real daily closes that need no network."""
-
     def info(self) -> SourceInfo:
         return SourceInfo(
             name="sample",
@@ -58,7 +56,6 @@ def from_config(config: Config) -> SampleSource:
 
 @cache
 def _load(name: str) -> pl.DataFrame:
-    """A dataset of skfolio: time, and a column of each of its series."""
     from skfolio import datasets
 
     frame = pl.from_pandas(getattr(datasets, name)(), include_index=True)

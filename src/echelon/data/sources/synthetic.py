@@ -150,7 +150,6 @@ class SyntheticSource(Source):
         )
 
     def membership(self) -> pl.DataFrame:
-        """Intervals of index membership, as reviews decided them at the time."""
         days: list[date] = self.market.clock.sessions.tolist()
         rows = [
             (self.market.symbols[n], days[start], None if end is None else days[end])

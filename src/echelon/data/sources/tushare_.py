@@ -41,8 +41,6 @@ _SPECIAL_TREATMENT = re.compile(r"^S?\*?ST", re.IGNORECASE)
 
 
 class TushareSource(AShareVendor):
-    """Bars by `daily` and `stk_mins`, symbol by symbol."""
-
     name: ClassVar[str] = "tushare"
     package: ClassVar[str] = "tushare==1.4.29"
     fields = frozenset({*_PRICES, "volume", "amount", "factor", "st", "pre_close"})

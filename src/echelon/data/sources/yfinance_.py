@@ -60,8 +60,6 @@ EXCHANGES: Mapping[str, tuple[str, str]] = {
 
 
 class YFinanceSource(Vendor):
-    """Bars by `Ticker.history`, symbol by symbol."""
-
     name: ClassVar[str] = "yfinance"
     package: ClassVar[str] = "yfinance==1.7.0"
     price_basis: ClassVar[PriceBasis] = "split_adjusted"

@@ -245,7 +245,6 @@ class SyntheticMarket:
 
 
 def build_market(config: SyntheticConfig, seed: int, calendar: str = "XNYS") -> SyntheticMarket:
-    """Draw the latent state of the market that `config` and `seed` name."""
     clock = _trading_hours(calendar, config.start, config.n_days, config.minutes_per_day)
     regime = _regime_path(seed, config.n_days)
     level = MARKET_VOLATILITY[regime]

@@ -193,7 +193,6 @@ class Chart:
 
     @property
     def plots(self) -> list[Plot]:
-        """All plots, row by row."""
         return [plot for row in self.rows for plot in row if plot is not None]
 
 

@@ -92,7 +92,6 @@ class SplitData:
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """Agents, then baselines."""
         return (*self.agents, *self.baselines)
 
     @cached_property
@@ -130,7 +129,6 @@ class RunData:
 
     @property
     def main(self) -> SplitData:
-        """The split that counts most."""
         return self.splits[0]
 
     @cached_property
