@@ -36,6 +36,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from tokenize import TokenError
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, TypeVar, cast
@@ -217,6 +218,15 @@ _UNREADABLE = (
     MemoryError,  # a shape that no machine holds
     RecursionError,
 )
+
+
+def package_yaml(package: str, name: str) -> Any:  # noqa: ANN401 (a tree of YAML)
+    """What a YAML file that comes with a package of ours holds."""
+    import yaml
+
+    text = resources.files(package).joinpath(name).read_text(encoding="utf-8")
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # without libyaml: the same, slower
+    return yaml.load(text, Loader=loader)  # noqa: S506 (a SafeLoader)
 
 
 def read_array(path: Path, remedy: str) -> np.ndarray:

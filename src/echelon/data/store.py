@@ -155,7 +155,7 @@ def digest_code(*patterns: str) -> str:
 def import_fingerprint(source: str, extras: str) -> str:
     """What an import depends on: the fingerprints of source and extra tables, and our own code."""
     steps = (f"data/{step}.py" for step in ("bars", "importing", "validate"))
-    code = digest_code("data/sources/*.py", *steps)
+    code = digest_code("data/sources/*.py", "data/sources/*.yaml", *steps)
     return digest_of({"source": source, "extras": extras, "code": code})
 
 

@@ -24,6 +24,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from echelon.files import package_yaml
 from echelon.types import Floats
 
 CVAR_LEVEL = 0.95
@@ -288,66 +289,7 @@ def _decimal(value: float, digits: int) -> str:
 
 
 LABELS: Mapping[str, Label] = {
-    "total_return": Label("Total return", "percent", True, meaning="Gain over the whole period."),
-    "annual_return": Label("Annual return", "percent", True, meaning="Compound growth a year."),
-    "volatility_period": Label(
-        "Volatility (per period)",
-        "percent",
-        False,
-        meaning="Standard deviation of the returns.",
-        least=0.0,
-    ),
-    "volatility_annual": Label(
-        "Volatility (annual)",
-        "percent",
-        False,
-        meaning="Per period, times √periods a year.",
-        least=0.0,
-    ),
-    "sharpe_period": Label(
-        "Sharpe (per period)",
-        "ratio",
-        True,
-        4,
-        meaning="Mean / standard deviation, not annualised.",
-    ),
-    "sharpe_annual": Label(
-        "Sharpe (annual)", "ratio", True, meaning="Mean / standard deviation · √periods a year."
-    ),
-    "sortino_annual": Label(
-        "Sortino (annual)", "ratio", True, meaning="Mean / downside deviation · √periods a year."
-    ),
-    "calmar": Label("Calmar", "ratio", True, meaning="Annual return / maximum drawdown."),
-    "max_drawdown": Label(
-        "Maximum drawdown",
-        "percent",
-        False,
-        meaning="Deepest fall from a high of the equity.",
-        least=0.0,
-    ),
-    "cvar95": Label(
-        "CVaR 95 %", "percent", False, meaning="Mean loss of the worst 5 % of periods."
-    ),
-    "turnover_annual": Label(
-        "Turnover (a year, two-way)",
-        "multiple",
-        None,
-        meaning="Buys plus sells a year / value.",
-        least=0.0,
-    ),
-    "hit_rate": Label(
-        "Hit rate", "percent", True, meaning="Share of gains among non-zero periods."
-    ),
-    "exposure": Label("Exposure", "percent", None, meaning="Mean share of the value not in cash."),
-    "cost_total": Label("Costs paid", "number", False, meaning="All costs, in money."),
-    "cost_share": Label(
-        "Costs / initial value", "percent", False, meaning="All costs over the value at the start."
-    ),
-    "cost_commission": Label("Commission", "number", False, meaning="Commission paid, in money."),
-    "cost_stamp": Label("Stamp duty", "number", False, meaning="Stamp duty on sells, in money."),
-    "cost_slippage": Label(
-        "Slippage", "number", False, meaning="Money lost by prices worse than the quoted ones."
-    ),
+    name: Label(**facts) for name, facts in package_yaml("echelon.ops", "measures.yaml").items()
 }
 """Of everything that `measure` gives, in its order."""
 

@@ -15,16 +15,13 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Literal, get_args
 
-import yaml
-
 from echelon.errors import UsageError
+from echelon.files import package_yaml
 from echelon.ops.measures import LABELS
 
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # without libyaml: the same, slower
 Lang = Literal["en", "zh"]
 DASH = "–"
 """Stands for a number that there is not."""
@@ -36,8 +33,7 @@ _EXPERT = re.compile(r"expert (\d+)")
 
 @cache
 def catalogue(lang: str) -> Mapping[str, str]:
-    file = files("echelon.report").joinpath("catalogue", f"{lang}.yaml")
-    tree: dict[str, str] = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 (a SafeLoader)
+    tree: dict[str, str] = package_yaml("echelon.report", f"catalogue/{lang}.yaml")
     return tree
 
 
