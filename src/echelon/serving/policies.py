@@ -275,17 +275,13 @@ def _build(
         return EnsemblePolicy(members, spec["name"])
     if spec["kind"] == "hierarchy":
         experts = [_build(expert, graphs, config, encoders) for expert in spec["experts"]]
-        router = build_router(spec["router"], graphs)
+        graph = spec["router"]["graph"]
+        router: RouterPolicy = HedgeRouter() if graph is None else OnnxRouter(graphs[graph])
         return HierarchyPolicy(experts, router, config, spec["seed"], spec["name"])
     if spec["encoder"] not in encoders:
         encoders[spec["encoder"]] = WindowEncoder(graphs[spec["encoder"]], config.window)
     made = OnnxActorPolicy if spec["kind"] == "discrete" else OnnxWeightPolicy
     return made(encoders[spec["encoder"]], graphs[spec["actor"]], spec["name"])
-
-
-def build_router(spec: RouterSpec, graphs: Mapping[str, Graph]) -> RouterPolicy:
-    """The router that `spec` describes."""
-    return HedgeRouter() if spec["graph"] is None else OnnxRouter(graphs[spec["graph"]])
 
 
 def actor_specs(spec: PolicySpec) -> list[ActorSpec]:
