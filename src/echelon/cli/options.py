@@ -103,8 +103,6 @@ DatasetName = Annotated[
 
 
 class RunOptions(NamedTuple):
-    """The options of every command that trains agents."""
-
     config: ConfigFile = None
     override: Overrides = None
     output_dir: OutputDir = None
@@ -117,7 +115,6 @@ class RunOptions(NamedTuple):
     log_level: Level = "INFO"
 
     def read_config(self, resume: Path | None) -> Config:
-        """The configuration that they name, or that of the run directory `resume`."""
         return read_config(
             self.config, self.override, self.log_level, resume, self.trust_code, self.seeds
         )
