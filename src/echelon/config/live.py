@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from echelon.config._base import Section
+from echelon.config.alerts import AlertsConfig
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -68,6 +69,8 @@ class LiveConfig(Section):
     """Which bar sets pass."""
     limits: LimitsConfig = LimitsConfig()
     """The risk gate before every order."""
+    alerts: AlertsConfig = AlertsConfig()
+    """Who is told of what, by which channel."""
     snapshot_every: PositiveInt = 50
     """Bar sets between two snapshots of the state."""
     sync: bool = True

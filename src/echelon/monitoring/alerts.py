@@ -25,7 +25,7 @@ from functools import partial
 from typing import TypeAlias
 
 from echelon.config.alerts import AlertsConfig, Severity
-from echelon.errors import printable, shorten
+from echelon.errors import EchelonError, UsageError, printable, shorten
 from echelon.files import Closing, finite_values
 from echelon.monitoring.channels import Channel, Message, Redactor, Undelivered
 
@@ -82,6 +82,21 @@ def deliver(send: Callable[[], None], given_up: Callable[[float], bool]) -> str 
         else:
             break
     return None
+
+
+def send_now(config: AlertsConfig, message: Message) -> None:
+    """Send a message to every channel, and wait until it was taken."""
+    if not config.channels:
+        raise UsageError("alerts.channels names none, so there is nobody to send it to. Add one.")
+    redact, channels = Redactor.from_environment(), [Channel(each) for each in config.channels]
+    said = {c.config.kind: deliver(partial(c.send, message), _sleep) for c in channels}
+    if failures := [f"{kind}: {shorten(redact(why))}" for kind, why in said.items() if why]:
+        raise EchelonError("not every channel took the message:\n" + "\n".join(failures))
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
 
 
 class Alerter(Closing):

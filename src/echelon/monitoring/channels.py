@@ -138,9 +138,10 @@ class Redactor:
 
 def _secret_parts(secret: str) -> list[str]:
     """What of an address is secret by itself: password, tokens in its path and query."""
-    if "://" not in secret:
+    try:
+        parts = urlsplit(secret if "://" in secret else "")
+    except ValueError:  # no address; the whole of it is secret
         return []
-    parts = urlsplit(secret)
     long = [part for part in parts.path.split("/") if len(part) >= 16]
     values = [value for _, value in parse_qsl(parts.query)]
     return [*long, *(part.removeprefix("bot") for part in long), *values, parts.password or ""]

@@ -63,20 +63,20 @@ class RiskEvent:
     values: Mapping[str, float | str] = field(default_factory=dict)
 
 
-_SEVERITY: Mapping[RiskKind, Severity] = {
+SEVERITY: Mapping[RiskKind, Severity] = {
     RiskKind.HALTED: "critical",
     RiskKind.MASKED: "warning",
     RiskKind.FORCED: "warning",
     RiskKind.HALVED: "warning",
     RiskKind.ALERT_FAILED: "warning",
 }
-"""Those of other kinds are for information."""
+"""Of events that are alerted; those of other kinds are for information."""
 
 
 def alert_of(event: RiskEvent, time: object = "") -> Alert:
     """An event as an alert. time: of its bar, where that is known"""
     values = {"measured": event.value, "limit": event.limit, **event.values, "bar": event.time}
-    severity = _SEVERITY.get(event.kind, "info")
+    severity = SEVERITY.get(event.kind, "info")
     return Alert(event.kind.value, severity, event.who, str(time), values)
 
 
