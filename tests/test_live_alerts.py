@@ -20,16 +20,17 @@ from echelon.cli import app
 from echelon.config.alerts import AlertsConfig
 from echelon.config.live import LimitsConfig, LiveConfig
 from echelon.errors import DataError
-from echelon.live.alerts import AlertReader, AlertWatcher
+from echelon.live.alerts import AlertReader, AlertWatcher, metrics_of, read_check
 from echelon.live.brokers import BrokerError, open_broker
 from echelon.live.engine import Command, LiveEngine
 from echelon.live.feeds import open_feed
 from echelon.live.journal import START, Journal
 from echelon.live.results import LiveRows
-from echelon.live.summary import message, read_checked, render, summarise
+from echelon.live.summary import message, render, summarise
 from echelon.live.tables import read_table_of
 from echelon.monitoring import alerts as module
 from echelon.monitoring.alerts import Alert, Alerter
+from echelon.monitoring.metrics import LIVE, Metrics
 from echelon.report.texts import Words
 
 BARS = 12
@@ -243,7 +244,7 @@ def test_a_day_adds_up(known: Served, journal: Path) -> None:
     assert paid == day.cost(day.results.replay.backtest), "a paper broker is the model"
     assert paid.value == pytest.approx((last["shares"].abs() * last["price"]).sum())
     assert not day.differences
-    assert read_checked(journal) == {"day": str(day.day), "decisions": 1, "equal": True}
+    assert read_check(journal) == {"day": str(day.day), "equal": True}
 
 
 def test_the_first_day_has_no_profit_and_can_be_summarised(known: Served, tmp_path: Path) -> None:
@@ -319,7 +320,7 @@ def test_a_decision_that_comes_out_otherwise_is_said(
     with Journal.read(path) as opened:
         day = summarise(known.bundle, opened)
     assert day.differences
-    assert read_checked(path) == {"day": str(day.day), "decisions": 1, "equal": False}
+    assert read_check(path) == {"day": str(day.day), "equal": False}
     assert "differ" in message(day, Words("en")).text
     done = CliRunner().invoke(
         app, ["live", "summary", "--bundle", str(known.bundle.path), "--journal", str(path)]
@@ -389,3 +390,25 @@ def test_live_run_alerts_by_its_configuration(
     last = hook.bodies[-1]["alerts"][-1]
     assert (last["kind"], last["severity"]) == ("ended", "critical")
     assert "DataError: the disk of *** is gone" in last["text"]
+
+
+def test_what_became_of_alerts_and_the_last_check_are_metrics(
+    known: Served, journal: Path, hook: Robot
+) -> None:
+    metrics = Metrics(*LIVE)
+    with Alerter(_settings()) as alert:
+        metrics.refresh.append(metrics_of(metrics, alert, journal))
+        hook.refuse = [(400, {}, {})]
+        alert(Alert("error", "warning", "a"))
+        alert(Alert("error", "warning", "a"))
+    with Journal.read(journal) as opened:
+        summarise(known.bundle, opened)
+    hook.refuse = []
+    with Alerter(_settings()) as other:
+        metrics.refresh.append(metrics_of(metrics, other, journal))
+        other(Alert("error", "warning", "b"))
+    text = metrics.render().decode()
+    assert 'echelon_alerts_failed_total{channel="webhook"} 1.0' in text
+    assert 'echelon_alerts_dropped_total{reason="repeated"} 1.0' in text
+    assert 'echelon_alerts_sent_total{channel="webhook",severity="warning"} 1.0' in text
+    assert "echelon_reference_decisions_equal 1.0" in text

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from echelon.cli.console import err, out, set_up_logging
+from echelon.cli.console import err, open_alerter, out, set_up_logging
 from echelon.cli.live_view import Recorder, read_recent, status_view
 from echelon.cli.options import ConfigFile, Level, Overrides, TrustCode
 from echelon.errors import EchelonError, Stopped, UsageError, shorten
@@ -72,7 +72,8 @@ def run(
         int | None, typer.Option("--bars", min=1, help="Stop after so many bar sets.")
     ] = None,
     no_control: Annotated[
-        bool, typer.Option("--no-control", help="Hear no commands; needs no token.")
+        bool,
+        typer.Option("--no-control", help="Hear no commands, export no metrics; needs no token."),
     ] = False,
     trust_code: TrustCode = None,
     log_level: Level = "INFO",
@@ -85,13 +86,14 @@ def run(
     from echelon.config.live import LiveConfig
     from echelon.config.load import load_section
     from echelon.config.secrets import require_token
-    from echelon.live.alerts import AlertWatcher
+    from echelon.live.alerts import AlertWatcher, metrics_of
     from echelon.live.brokers import open_broker
     from echelon.live.control import ControlServer
     from echelon.live.engine import Interrupted, LiveEngine
     from echelon.live.feeds import open_feed
-    from echelon.monitoring.alerts import Alert, Alerter
-    from echelon.report.texts import Words
+    from echelon.live.monitor import Monitor
+    from echelon.monitoring.alerts import Alert
+    from echelon.monitoring.metrics import LIVE, Metrics
     from echelon.stopping import stop_requests
 
     set_up_logging(log_level)
@@ -100,16 +102,17 @@ def run(
     loaded, place, until = _open_bundle(bundle, store, begin, trust_code)
     with ExitStack() as stack:
         name = f"{loaded.manifest['policy']} · {broker.partition(':')[0]} · {journal.name}"
-        alert = stack.enter_context(
-            Alerter(settings.alerts, name, Words(settings.alerts.language).alert)
-        )
+        alert = stack.enter_context(open_alerter(settings.alerts, name))
         source = open_feed(feed, loaded, place)
         venue = open_broker(broker, loaded, journal, place, until, settings)
         engine = LiveEngine.open(loaded, place, journal, source, venue, settings, until=until)
         stack.enter_context(engine)
         engine.watchers.append(AlertWatcher(alert, settings.alerts.drawdown))
         if token is not None:
-            stack.enter_context(ControlServer(engine, token))
+            metrics = Metrics(*LIVE)
+            engine.watchers.append(Monitor(metrics, engine, feed))
+            metrics.refresh.append(metrics_of(metrics, alert, journal))
+            stack.enter_context(ControlServer(engine, token, metrics, settings.metrics.port))
         state = engine.state
         typer.echo(
             f"{'goes on behind ' + state.time[:16] if state.bars else 'starts'}: "

@@ -7,13 +7,19 @@ one decision to the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from echelon.config.alerts import Severity
-from echelon.errors import shorten
+from echelon.errors import DamagedError, shorten
+from echelon.files import read_json, write_json
 from echelon.live.engine import LiveEngine
-from echelon.monitoring.alerts import Alert, AlertCallback
+from echelon.monitoring.alerts import Alert, AlertCallback, Alerter
+from echelon.monitoring.metrics import Metrics
 from echelon.risk.events import SEVERITY, RiskKind
 
 _GROUPS = {"refused": "reason", "stopped": "code"}
@@ -140,3 +146,41 @@ class AlertWatcher:
         self._errors = dict(engine.errors)
         for alert in alerts:
             self._send(alert)
+
+
+class Check(TypedDict):
+    """JOURNAL.day: whether a day's decisions came out the same when they were made again."""
+
+    day: str
+    equal: bool
+
+
+def note_check(journal: Path, day: str, *, equal: bool) -> None:
+    """Leave the result of a check where the engine of the journal finds it."""
+    write_json(_check_file(journal), Check(day=day, equal=equal))
+
+
+def read_check(journal: Path) -> Check | None:
+    """Result of the last check of a journal; None: there was none."""
+    path = _check_file(journal)
+    return read_json(path, Check, "Run `echelon live summary` again.") if path.exists() else None
+
+
+def _check_file(journal: Path) -> Path:
+    return journal.with_name(f"{journal.name}.day")
+
+
+def metrics_of(metrics: Metrics, alerter: Alerter, journal: Path) -> Callable[[], None]:
+    """What a scrape sets: what became of alerts, and the last check of the journal."""
+
+    def refresh() -> None:
+        for (channel, severity), count in dict(alerter.sent).items():
+            metrics.reach("alerts_sent_total", count, channel, severity)
+        for name, counts in (("failed", alerter.failed), ("dropped", alerter.dropped)):
+            for label, count in dict(counts).items():
+                metrics.reach(f"alerts_{name}_total", count, label)
+        with suppress(DamagedError):  # a scrape has nobody to tell; the summary writes it again
+            if (check := read_check(journal)) is not None:
+                metrics.set("reference_decisions_equal", check["equal"])
+
+    return refresh

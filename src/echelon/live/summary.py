@@ -15,17 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
-from typing_extensions import TypedDict
 
 from echelon.backtest.run import Backtest
 from echelon.errors import DataError
-from echelon.files import read_json, write_json
-from echelon.live.alerts import AlertReader
+from echelon.live.alerts import AlertReader, note_check
 from echelon.live.journal import Journal
 from echelon.live.report import Results, gather
 from echelon.live.results import LiveRows
@@ -140,25 +137,6 @@ class Day:
         return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
 
 
-class Checked(TypedDict):
-    """JOURNAL.day."""
-
-    day: str
-    decisions: int
-    equal: bool
-
-
-def checked_file(journal: Path) -> Path:
-    """Where the last summary of a journal says whether the day's decisions came out the same."""
-    return journal.with_name(f"{journal.name}.day")
-
-
-def read_checked(journal: Path) -> Checked | None:
-    """What the last summary found; None: there was none."""
-    path = checked_file(journal)
-    return read_json(path, Checked, "Run `echelon live summary`.") if path.exists() else None
-
-
 def summarise(
     bundle: Bundle, journal: Journal, day: date | None = None, drawdown: float | None = None
 ) -> Day:
@@ -183,8 +161,7 @@ def summarise(
     fills = read_table_of(journal, "fills").filter(pl.col("after").is_in(after.implode()))
     alerts = _alerts(journal, str(day), drawdown)
     checked = Day(day, results, bodies, first, close, fills, alerts)
-    document = Checked(day=str(day), decisions=len(rows), equal=not checked.differences)
-    write_json(checked_file(journal.path), document)
+    note_check(journal.path, str(day), equal=not checked.differences)
     return checked
 
 

@@ -37,11 +37,11 @@ from numpy.typing import NDArray
 
 from echelon.backtest.policy import Policy, StatefulPolicy, lookback_of
 from echelon.config import Config
-from echelon.envs.act import ActionKind, Holdings, free
+from echelon.envs.act import ActionKind, Holdings, cap_weights, free
 from echelon.envs.world import World
 from echelon.errors import DataError, StoreError, UsageError
 from echelon.market import Rows
-from echelon.monitoring.alerts import AlertCallback
+from echelon.monitoring.alerts import Alert, AlertCallback
 from echelon.population import router_task
 from echelon.population.expert_books import (
     ExpertBooks,
@@ -61,10 +61,10 @@ from echelon.population.reference_policies import (
     expert_key,
 )
 from echelon.population.router_task import MarketView
-from echelon.risk.events import RiskEvent, RiskLog
+from echelon.risk.events import RiskEvent, RiskLog, alert_of
 from echelon.risk.portfolio import MONTH, PortfolioHalt, TurnoverLimit
 from echelon.states import State, below_prefix, copy_state, match_state, with_prefix
-from echelon.types import Bools, Floats, Floats32, Ints
+from echelon.types import Bools, Floats, Floats32, Ints, Times
 
 _ALL = 2.0  # turnover of an exchange of everything
 _LAST_EVENTS = 1_000  # events of risk control that are kept where there is no record
@@ -240,6 +240,10 @@ class HierarchyPolicy:
         assert self._run is not None, "nothing was decided yet"
         return self._run.command()
 
+    def own_targets(self) -> Floats | None:
+        """[K,N] what the experts' own books are to hold, of a single book; None: nothing yet."""
+        return None if self._run is None else self._run.own_targets()
+
     @property
     def record(self) -> CommandRecord | None:
         """What was done in the last run, if that was of one book and at least one bar long.
@@ -374,6 +378,11 @@ class _Run:
         self._steps.append(
             _Step(self.in_charge[0], later.decided[0], later.allowed[0, :-1], wanted)
         )
+
+    def own_targets(self) -> Floats:
+        """See `HierarchyPolicy`."""
+        pending, held = self._pending[:, 0], self._books.weights[:, 0]
+        return cap_weights(np.where(np.isnan(pending), held, pending))
 
     def command(self) -> Command:
         """Of the last decision about a single book; see `Command`."""
@@ -541,3 +550,14 @@ class _Step(NamedTuple):
     decided: np.bool_
     allowed: Bools
     target: Floats
+
+
+def risk_alerts(policy: Policy, times: Times) -> list[Alert]:
+    """What risk control did in the last run of a policy that is more than information.
+
+    times[T]: of the run, its first decision first
+    """
+    if not isinstance(policy, HierarchyPolicy):
+        return []
+    alerts = (alert_of(event, times[event.time]) for event in policy.log)
+    return [alert for alert in alerts if alert.severity != "info"]
