@@ -237,10 +237,9 @@ def test_a_day_adds_up(known: Served, journal: Path) -> None:
         times = LiveRows.find(opened, day.results.replay.world).times
         last = fills.filter(fills["after"] == times[-2].item())
     assert day.profit == equity[-1] - equity[-2]
-    assert day.gains.sum() == pytest.approx(day.profit, abs=1e-6)
+    assert sum(h.gain for h in day.holdings) == pytest.approx(day.profit, abs=1e-6)
     assert day.fills.height == last.height > 0
     paid = day.cost(day.results.live)
-    assert paid is not None
     assert paid == day.cost(day.results.replay.backtest), "a paper broker is the model"
     assert paid.value == pytest.approx((last["shares"].abs() * last["price"]).sum())
     assert not day.differences
@@ -272,9 +271,9 @@ def test_texts_say_what_the_page_says_in_both_languages(known: Served, journal: 
     assert f"In charge: {expert}" in message(day, Words("en")).text
     weights = re.findall(r"(\w+) (\d+\.\d)%", message(day, Words("en")).text.split("\n")[4])
     shares = {symbol: float(value) for symbol, value in weights}
-    held, close = day.held(-1), day.close[day.steps.stop]
-    for symbol, share, price in zip(known.bundle.symbols, held, close, strict=True):
-        assert shares[symbol] == pytest.approx(100 * share * price / day.equity, abs=0.051)
+    held = day.bodies[-1]["account"]["positions"]
+    for symbol, price in zip(known.bundle.symbols, day.close, strict=True):
+        assert shares[symbol] == pytest.approx(100 * held[symbol] * price / day.equity, abs=0.051)
     assert shares["cash"] + sum(v for k, v in shares.items() if k != "cash") == pytest.approx(
         100.0, abs=0.5
     )
