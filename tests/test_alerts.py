@@ -7,21 +7,30 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from bundles import tiny_settings
 from robots import Robot, dingtalk, feishu, mail_server, telegram, webhook, wecom
+from shells import Shell, tiny
+from worlds import prepared_run
 
 from echelon.config.alerts import AlertsConfig, ChannelConfig
 from echelon.config.live import LiveConfig
 from echelon.config.load import fingerprint, load_config, load_section, to_yaml
 from echelon.errors import ConfigError, EchelonError, UsageError
+from echelon.evaluation.evaluate import evaluate
+from echelon.features import Prepared
 from echelon.monitoring import alerts as module
 from echelon.monitoring.alerts import QUEUE, Alert, Alerter, plain_text, send_now
 from echelon.monitoring.channels import Channel, Message, Redactor, Undelivered, clip
 from echelon.report.texts import Words
 from echelon.risk.events import RiskEvent, RiskKind, RiskLog
+from echelon.training.loop import Progress
+from echelon.training.run import TrainedRun, Training, Worlds, ready, seed_directory
 
+ASSETS = "assets=[AAPL, MSFT, NVDA, JNJ]"
 TOKEN = "7f3a9c52e1b84d60a5"
 SECRET = "SECd41d8cd98f00b204"
 PASSWORD = "hunter2/geheim"
@@ -413,3 +422,54 @@ def test_a_clipped_text_is_whole_characters(most: int) -> None:
         text = clip("K 线📉" * 400, most, encoding)
         assert len(text.encode(encoding)) <= most
         assert "�" not in text
+
+
+# --- trainings and backtests ---------------------------------------------------------------------
+
+
+def test_a_backtest_and_a_training_alert_of_risk_control(
+    tmp_path: Path, bars_file: Path, robot: Callable[..., Robot], shell: Shell
+) -> None:
+    service = robot(webhook())
+    named = "alerts={channels: [{kind: webhook, url: ECHELON_ALERT_URL, severity: info}]}"
+    strict = ("risk.drawdown_limit=0.001", "risk.drawdown_release=0.0005", named)
+    run = prepared_run(tmp_path / "run", bars_file, *tiny_settings("HIERARCHY"), ASSETS, *strict)
+    config = load_config(run / "config.yaml")
+    worlds, place = Worlds.from_prepared(Prepared.open(run), config), seed_directory(run, 1)
+    assert ready(config, worlds, place, lambda: False)
+    seen: list[Progress] = []
+    Training(config, worlds, place, 1).run(seen.append)
+    assert {alert.kind for now in seen for alert in now.alerts} >= {"masked"}
+    times = [(alert.kind, alert.who, alert.time) for now in seen for alert in now.alerts]
+    assert len(times) < 2 * 100, "bounded, and handed over once"
+
+    heard: list[Alert] = []
+    evaluate(TrainedRun.open(run), "valid", trust=False, alert_callbacks=[heard.append])
+    masked = [alert for alert in heard if alert.kind == "masked"]
+    assert masked
+    first, last = (str(day) for day in config.split.valid)
+    assert first <= masked[0].time[:10] <= masked[-1].time[:10] <= last
+    assert masked[0].values["measured"] > masked[0].values["limit"]
+    assert all(alert.severity != "info" for alert in heard)
+
+    shell.works("evaluate", str(run), "--split", "valid")
+    assert "masked" in {each["kind"] for body in service.bodies for each in body["alerts"]}
+    shell.monkeypatch.delenv("ECHELON_ALERT_URL")
+    _, err = shell.works("evaluate", str(run), "--split", "valid")
+    assert "no alerts are sent: the environment variable ECHELON_ALERT_URL is not set" in err
+
+
+def test_the_end_of_a_training_is_an_alert(
+    bars_file: Path, robot: Callable[..., Robot], shell: Shell
+) -> None:
+    service = robot(webhook())
+    named = "alerts.channels=[{kind: webhook, url: ECHELON_ALERT_URL, severity: info}]"
+    words = tiny(bars_file, named)
+    shell.works("train", *words, "--output-dir", "run", "--workers", "1")
+    told = [each for body in service.bodies for each in body["alerts"]]
+    assert [each["kind"] for each in told] == ["training_ended"]
+    assert told[0]["text"].startswith("Notice: training ended: seed 42, ")
+    shell.monkeypatch.delenv("ECHELON_ALERT_URL")
+    code, _, err = shell("train", *words, "--output-dir", "other", "--workers", "1")
+    assert code == 3
+    assert "ECHELON_ALERT_URL is not set" in err

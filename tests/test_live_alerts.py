@@ -215,6 +215,24 @@ def test_what_is_read_of_entries() -> None:
     assert {alert.time for alert in alerts} == {"2024-01-05"}
 
 
+@pytest.mark.parametrize(
+    ("action", "severity"), [("warn", "warning"), ("reduce", "warning"), ("halt", "critical")]
+)
+def test_alarms_of_guards_are_alerts_and_their_settings_are_none(
+    action: str, severity: str
+) -> None:
+    alarm = {"event": "alarm", "action": action, "guard": "drift", "name": "cost", "time": "t"}
+    ended = {"event": "end", "guard": "unlike_training", "name": "row", "time": "t", "detail": "d"}
+    settings = {"event": "settings", "drift": {}, "unlike_training": {}}
+    bodies = (settings, {**alarm, "detail": "twice the model"}, ended)
+    alerts = AlertReader(None).read([("guard", body) for body in bodies])
+    assert [(a.kind, a.severity, a.who) for a in alerts] == [
+        ("drift", severity, "cost"),
+        ("guard_end", "info", "row"),
+    ]
+    assert "twice the model" in Words("zh").alert(alerts[0])
+
+
 def test_an_alerter_that_fails_disturbs_nothing(known: Served, tmp_path: Path) -> None:
     def broken(_alert: Alert) -> None:
         raise RuntimeError("bug")

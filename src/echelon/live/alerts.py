@@ -24,6 +24,8 @@ from echelon.risk.events import SEVERITY, RiskKind
 
 _GROUPS = {"refused": "reason", "stopped": "code"}
 """Kind of an entry → field of its reason."""
+_GUARD: Mapping[str, Severity] = {"warn": "warning", "reduce": "warning", "halt": "critical"}
+"""What a guard's alarm does → how severe it is; the end of one does nothing."""
 _MOST_NAMES = 5
 
 
@@ -74,11 +76,11 @@ class AlertReader:
             yield self._alert("command", "info", body["name"], by=body["by"] or "operator")
         elif kind == "recovered":
             yield self._alert("recovered", "info", bar=body["time"] or "–")
-        elif kind in ("guard", "drift"):
-            severe: Severity = "critical" if body.get("action") == "halt" else "warning"
-            parts = (f"{name} {value}" for name, value in body.items() if name != "time")
-            detail = body.get("detail") or ", ".join(parts)
-            yield self._alert(kind, severe, str(body.get("reason", "")), detail=str(detail))
+        elif kind == "guard" and body["event"] != "settings":
+            severity, code = _GUARD.get(body.get("action", "")), body["guard"]
+            if severity is None:
+                severity, code = "info", "guard_end"
+            yield self._alert(code, severity, body["name"], detail=body["detail"])
         elif kind == "decision":
             yield from self._read_decision(body)
 
