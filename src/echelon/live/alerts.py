@@ -130,7 +130,6 @@ class AlertWatcher:
         self._errors: dict[str, int] = {}
 
     def watch(self, engine: LiveEngine, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        """See Watcher."""
         if not self._started:
             self._started = True
             self._reader.resume(engine)
