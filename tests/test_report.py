@@ -690,6 +690,14 @@ def test_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
+def test_comparison_is_refused_with_the_name_of_a_run_in_it(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / "agents" / name).mkdir(parents=True)
+        (tmp_path / "agents" / name / "config.yaml").touch()
+    with pytest.raises(StoreError, match=rf"Name one in it: {tmp_path}/agents/a$"):
+        write_report(tmp_path)
+
+
 def test_run_that_was_not_evaluated_names_the_command(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "copy")
     shutil.rmtree(copy / "evaluations")
