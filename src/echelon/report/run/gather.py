@@ -62,7 +62,6 @@ class Record:
 
     @property
     def commanded(self) -> CommandRecord:
-        """Who was in charge."""
         assert self.command is not None, f"{self.key} commands nobody"
         return self.command
 
@@ -85,7 +84,6 @@ class SplitData:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Provenance of the evaluation."""
         return self.evaluation.facts
 
     @cached_property
@@ -95,7 +93,6 @@ class SplitData:
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """Agents, then baselines."""
         return (*self.agents, *self.baselines)
 
     @cached_property
@@ -129,12 +126,10 @@ class RunData:
 
     @property
     def name(self) -> str:
-        """The directory's name."""
         return self.path.resolve().name
 
     @property
     def main(self) -> SplitData:
-        """The split that counts most."""
         return self.splits[0]
 
     @cached_property
