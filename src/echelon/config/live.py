@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from echelon.config._base import Section
+from echelon.config.alerts import AlertsConfig
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -101,6 +102,8 @@ class LiveConfig(Section):
     """Alarms of bars unlike the training data, before their orders are sent."""
     drift: DriftConfig = DriftConfig()
     """Alarms of a book that is not what the backtest led to expect."""
+    alerts: AlertsConfig = AlertsConfig()
+    """Who is told of what, by which channel."""
     metrics: MetricsConfig = MetricsConfig()
     """Where Prometheus reads."""
     snapshot_every: PositiveInt = 50

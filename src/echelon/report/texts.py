@@ -20,6 +20,7 @@ from typing import Literal, get_args
 
 from echelon.errors import UsageError
 from echelon.files import package_yaml
+from echelon.monitoring.alerts import Alert
 from echelon.ops.measures import LABELS
 
 Lang = Literal["en", "zh"]
@@ -28,6 +29,14 @@ DASH = "–"
 MEAN = "mean"
 """Key of what is a mean over seeds."""
 
+_SUBJECTS = {
+    "halt": "live_halt",
+    "refused": "refused",
+    "stopped": "stopped",
+    "rejected": "reason",
+    "command": "live_command",
+}
+"""Kind of an alert whose subject is a code → what it is a code of."""
 _EXPERT = re.compile(r"expert (\d+)")
 
 
@@ -63,12 +72,16 @@ class Words:
     def measure(self, name: str) -> str:
         """What a measure is called; without a translation, as in English."""
         label = LABELS.get(name)
-        return self._text_or("measure", name, label.text if label else name.replace("_", " "))
+        if label is None:
+            return name.replace("_", " ")
+        return (self.lang == "zh" and label.text_zh) or label.text
 
     def meaning(self, name: str) -> str:
         """What a measure means, in a sentence; without a translation, as in English."""
         label = LABELS.get(name)
-        return self._text_or("meaning", name, label.meaning if label else self.measure(name))
+        if label is None:
+            return self.measure(name)
+        return (self.lang == "zh" and label.meaning_zh) or label.meaning
 
     def name(self, key: str) -> str:
         """What a baseline, an agent (`seed-42`) or the mean of agents is called."""
@@ -104,6 +117,23 @@ class Words:
                 return text.format(**values)
         details = (f"{name} {value}" for name, value in values.items())
         return self("comma").join((code.replace("_", " "), *details))
+
+    def alert(self, alert: Alert) -> str:
+        """The sentence of an alert, after its severity; of risk control's as in a report."""
+        kind, values = alert.kind, dict(alert.values)
+        term = _SUBJECTS.get(kind)
+        who = self.who(alert.who) if term is None else self.term(term, alert.who)
+        text = self._texts.get(f"alert_{kind}")
+        if text is None:
+            event = self.event(kind, values)
+            text = self("colon").join(filter(None, (self.term("risk", kind), who, event)))
+            if "limit" in values:
+                text += self("alert_measured", **values)
+        else:
+            text = text.format(who=who, **values)
+        if "repeated" in values:
+            text += self("alert_repeated", n=values["repeated"])
+        return self("colon").join((self(f"alert_{alert.severity}"), text))
 
     def _text_or(self, kind: str, key: str, default: str) -> str:
         return self._texts.get(f"{kind}_{key}", default)
