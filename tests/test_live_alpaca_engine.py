@@ -12,7 +12,7 @@ from fake_alpaca import KEY, SECRET, FakeAlpaca
 
 from echelon.config.live import LiveConfig
 from echelon.live.brokers import open_broker
-from echelon.live.engine import LiveEngine
+from echelon.live.engine import Command, LiveEngine
 from echelon.live.feeds import open_feed
 from echelon.live.feeds.alpaca import Anchors
 from echelon.live.feeds.history import StoredBars
@@ -114,6 +114,21 @@ def test_fills_between_two_questions_and_rounding_are_no_differences(
                 engine.state.counts["fills"] == 2
             )  # the first of a new journal says from where on
             assert engine.state.account["cash"] == venue.book.cash() < 200_000.0
+
+
+def test_flatten_sells_what_was_filled_since_the_last_bar(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeAlpaca(tmp_path / "v.db", cash=200_000.0) as venue:
+        monkeypatch.setenv("ECHELON_ALPACA_URL", venue.url)
+        with open_engine(served, tmp_path / "j.db", "alpaca") as engine:
+            engine.run(bars=1)
+            assert engine.state.account["positions"] == {}
+            assert venue.book.positions()
+            engine.obey(Command("flatten", "ann"))
+            assert venue.book.positions() == {}
+            assert engine.reconcile() == []
+            assert engine.state.why == "command: flattened by an operator"
 
 
 def test_the_engine_trades_by_order_sheets(

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ from engines import Served, a_share, daily
 
 from echelon.config.live import LimitsConfig, LiveConfig
 from echelon.errors import EchelonError, StoreError, UsageError
-from echelon.live.brokers import BrokerError, open_broker
+from echelon.files import read_json, write_json
+from echelon.live.brokers import BrokerError, OrderRequest, open_broker
 from echelon.live.control import ControlServer, ask_engine, control_file, write_mode
 from echelon.live.engine import Clock, Command, LiveEngine, holdable
 from echelon.live.feeds import Feed, open_feed
 from echelon.live.journal import Journal
-from echelon.live.limits import STOPPED
+from echelon.live.limits import STOPPED, RiskRecord, Situation, pass_orders
 from echelon.live.replay import replay_journal
 from echelon.serving.engine import Account
 
@@ -216,6 +218,28 @@ def test_flatten_sells_all_and_halts(served: Get, tmp_path: Path) -> None:
         assert engine.state.orders == {}
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_flatten_whose_orders_were_lost_sells_all_the_same(
+    served: Get, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    known, path = served(), tmp_path / "j.db"
+    with _engine(known, path, _until(known, 12)) as engine:
+        engine.run(bars=6)
+        lose = _Losing(engine.broker.submit, KeyboardInterrupt if killed else BrokerError)
+        monkeypatch.setattr(engine.broker, "submit", lose)
+        if not killed:
+            engine.obey(Command("flatten", "ann"))
+            engine.run(bars=2)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                engine.obey(Command("flatten", "ann"))
+        assert lose.lost
+    with _engine(known, path, _until(known, 12)) as engine:
+        engine.run(bars=2)
+        assert engine.state.mode == "halted"
+        assert engine.state.account["positions"] == {}
+
+
 @pytest.mark.parametrize(
     ("limits", "code"),
     [
@@ -259,7 +283,12 @@ def test_the_kill_file_stops_every_order_while_it_is_there(served: Get, tmp_path
         assert engine.state.counts["stopped"] > 0
         kill.unlink()
         engine.run(bars=3)
-        assert engine.state.counts["order"] > 0
+        sent = engine.state.counts["order"]
+        assert sent > 0
+        kill.touch()
+        with pytest.raises(UsageError, match="STOP is there"):
+            engine.obey(Command("flatten", "ann"))
+        assert engine.state.counts["order"] == sent
 
 
 def test_a_journal_of_another_bundle_and_a_bundle_that_fills_at_the_close_are_refused(
@@ -344,6 +373,16 @@ def test_commands_reach_a_running_engine_by_loopback_and_token_only(
         asking.join()
         assert answers[0] is not None
         assert answers[0]["mode"] == "halted"
+        with pytest.raises(EchelonError, match="adopt is 'no', expected true or false"):
+            ask_engine(path, token, Command("reconcile", adopt="no"))  # type: ignore[arg-type]
+        # An engine that was killed left its file, and another has its port now.
+        write_json(
+            control_file(tmp_path / "killed.db"),
+            {**read_json(control_file(path), dict[str, Any], ""), "engine": "its own"},
+        )
+        assert ask_engine(tmp_path / "killed.db", token) is None
+        assert ask_engine(tmp_path / "killed.db", token, Command("resume", "ann")) is None
+        assert engine.commands.empty()
     assert not control_file(path).exists()
     assert ask_engine(path, token) is None
     write_mode(path, Command("resume", "ann"))
@@ -394,21 +433,65 @@ def test_a_paper_venue_that_lost_its_journal_is_noticed(served: Get, tmp_path: P
         engine.run(bars=1)
 
 
+class _Losing:
+    """A broker's call whose first request never gets there."""
+
+    def __init__(self, call: Any, error: type[BaseException] = BrokerError) -> None:
+        self.call, self.error, self.lost = call, error, False
+
+    def __call__(self, *arguments: Any) -> Any:
+        if not self.lost:
+            self.lost = True
+            raise self.error("the request was lost")
+        return self.call(*arguments)
+
+
+def test_a_command_that_needs_the_venue_waits_until_the_venue_has_answered(
+    served: Get, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, path = served(), tmp_path / "j.db"
+    answer: Future[dict[str, Any]] = Future()
+    with _engine(known, path, _until(known, 12)) as engine:
+        engine.run(bars=4)
+        show, asked = engine.broker.show_bars, []  # type: ignore[attr-defined]
+
+        def lose_answer(bars: Any) -> Any:
+            shown = show(bars)
+            asked.append(bars.time)
+            if len(asked) == 1:
+                engine.commands.put((Command("reconcile", "ann"), answer))
+                raise BrokerError("the answer was lost")
+            return shown
+
+        monkeypatch.setattr(engine.broker, "show_bars", lose_answer)
+        engine.run(bars=3)
+        assert answer.result(0)["differences"] == []
+    with Journal.read(path) as journal:
+        fills = [f["trade_id"] for e in journal.entries(kinds=("fills",)) for f in e.body["fills"]]
+        assert replay_journal(known.bundle, journal).differences == ()
+    assert len(set(fills)) == len(fills) > 4
+
+
+def test_cash_of_a_sell_that_is_stopped_buys_nothing() -> None:
+    sell = OrderRequest("s", "A", "sell", 100.0, 10.0, -100.0)
+    buy = OrderRequest("b", "B", "buy", 50.0, 10.0, 50.0)
+    now = Situation("running", 1_000.0, Account(0.0, {"A": 100.0}, {}), {}, 0.0)
+    record = RiskRecord()
+    assert pass_orders(LimitsConfig(min_cash=0.1), record, [buy, sell], now) == ([sell, buy], [])
+    limits = LimitsConfig(min_cash=0.1, max_order_value=600.0)
+    passed, stopped = pass_orders(limits, record, [buy, sell], now)
+    assert passed == []
+    assert [code for _, code in stopped] == ["max_order_value", "min_cash"]
+
+
 def test_an_order_whose_request_was_lost_is_sent_again_before_the_next_bar(
     served: Get, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = served()
     with _engine(known, tmp_path / "j.db", _until(known, 12)) as engine:
-        submit, lost = engine.broker.submit, []
-
-        def lose_once(orders: Any) -> Any:
-            if not lost:
-                lost.append(orders)
-                raise BrokerError("the request was lost")
-            return submit(orders)
-
-        monkeypatch.setattr(engine.broker, "submit", lose_once)
+        lose = _Losing(engine.broker.submit)
+        monkeypatch.setattr(engine.broker, "submit", lose)
         engine.run(bars=1)
-        assert lost
+        assert lose.lost
         assert {order["state"] for order in engine.state.orders.values()} == {"accepted"}
         assert {status.id for status in engine.broker.open_orders()} == set(engine.state.orders)

@@ -29,7 +29,7 @@ import hashlib
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -197,6 +197,7 @@ class LiveEngine(Closing):
         self.commands: queue.SimpleQueue[tuple[Command, Future[dict[str, Any]]]] = (
             queue.SimpleQueue()
         )
+        self._put_off: list[tuple[Command, Future[dict[str, Any]]]] = []
         self._venue = broker if isinstance(broker, SimulatedVenue) else None
         self.trouble = ""  # why the venue does not answer
         self.published = self.status()
@@ -471,20 +472,18 @@ class LiveEngine(Closing):
     def _resolve(self) -> None:
         """Ask the venue about orders in flight, and send those that it never got.
 
-        Where nothing may be sent now, by mode or clock, such an order is cancelled instead.
+        Where it may not be sent now, by mode or clock, such an order is cancelled instead.
         """
         waited = 0.05
         while orders := self._in_flight():
             try:
                 known = self.broker.orders([order["id"] for order in orders])
                 self._take_answers(known.values())
-                lost = [order for order in orders if order["id"] not in known]
-                barred = self._reason_not_to_send()
-                if barred is None:
-                    self._send([_request_of(order) for order in lost])
-                else:
-                    gone = (OrderStatus(o["id"], "cancelled", 0.0, barred) for o in lost)
-                    self._take_answers(gone)
+                lost = [(o, self._reason_not_to_send(o)) for o in orders if o["id"] not in known]
+                self._take_answers(
+                    OrderStatus(o["id"], "cancelled", 0.0, why) for o, why in lost if why
+                )
+                self._send([_request_of(order) for order, why in lost if not why])
             except BrokerError as error:
                 self._note_silence(error)
             if not self._in_flight():
@@ -523,8 +522,11 @@ class LiveEngine(Closing):
 
     def _flatten(self, seq: int) -> None:
         """Sell all that is held, then halt. seq: of the command, by which the orders are known."""
+        self._refuse_killed("flatten")
         self._resolve()
         self._finish_orders()
+        if self._venue is None:  # others fill between bars, too
+            self._take_books()
         close = dict(zip(self.decider.symbols, self._closes(), strict=True))
         orders = [
             OrderRequest(
@@ -556,6 +558,14 @@ class LiveEngine(Closing):
             return []
         expected = add_fills(account_of(self.state.account), fills)
         return compare_accounts(expected, account, self.state.risk.equity)
+
+    def _take_books(self) -> list[str]:
+        """Write down what was filled since the last look, and what is held: the differences."""
+        fills, cursor, account = self._ask_books()
+        differences = self._compare(account, fills)
+        self._record("fills", {"fills": [f._asdict() for f in fills], "cursor": cursor})
+        self._record("account", account._asdict())
+        return differences
 
     def _ask_books(self) -> tuple[list[VenueFill], str, Account]:
         """(fills since the last ones, the cursor behind them, what is held), of one moment.
@@ -619,7 +629,7 @@ class LiveEngine(Closing):
     def _wait(self, seconds: float) -> None:
         if self._stop():
             raise Interrupted("stopped while the venue does not answer; start again to go on")
-        self._obey()
+        self._obey(MODES)  # what needs the venue would meet what is going on with it
         time.sleep(seconds)
 
     def _rest(self) -> None:
@@ -641,17 +651,29 @@ class LiveEngine(Closing):
         for refusal in self.gate.drain():
             self._record("refused", refusal._asdict())
 
-    def _reason_not_to_send(self) -> str | None:
-        """Why nothing may be sent now; None: it may."""
+    def _reason_not_to_send(self, order: Mapping[str, Any]) -> str | None:
+        """Why an order may not be sent now; None: it may. An operator's stops at the kill file."""
+        if "by" in order:
+            return "kill_file" if self._is_killed() else None
         if self.state.mode == "halted":
             return "halted"
         return self._look_at_clock(self.decider.time, self.clock.wall())[1]
 
+    def _is_killed(self) -> bool:
+        kill = self.config.limits.kill_file
+        return kill is not None and kill.exists()
+
+    def _refuse_killed(self, command: str) -> None:
+        if self._is_killed():
+            raise UsageError(
+                f"{command}: the kill-switch file {self.config.limits.kill_file} is there, and "
+                "nothing is sent. Remove it, then say it again."
+            )
+
     def _look_at_clock(self, bar: np.datetime64, received: datetime) -> tuple[float, str | None]:
         """(seconds on the feed's clock, why nothing may be sent now)."""
         limits = self.config.limits
-        kill = limits.kill_file
-        barred = "kill_file" if kill is not None and kill.exists() else None
+        barred = "kill_file" if self._is_killed() else None
         if not self.feed.live:
             return float(bar.astype("datetime64[us]").astype(np.int64)) / 1e6, barred
         kind = self.decider.panel.kind
@@ -679,10 +701,15 @@ class LiveEngine(Closing):
 
     # Operators.
 
-    def _obey(self) -> None:
-        """Do what operators asked for since the last look."""
+    def _obey(self, names: Collection[str] | None = None) -> None:
+        """Do what operators asked for since the last look; of these commands, others later."""
+        heard, self._put_off = self._put_off, []
         while not self.commands.empty():
-            command, answer = self.commands.get()
+            heard.append(self.commands.get())
+        for command, answer in heard:
+            if names is not None and command.name not in names:
+                self._put_off.append((command, answer))
+                continue
             try:
                 answer.set_result(self.obey(command))
             except EchelonError as error:
@@ -708,6 +735,8 @@ class LiveEngine(Closing):
             return self.reconcile()
         if self._venue is not None:
             raise UsageError("a paper venue is the journal's own: there is nothing to settle.")
+        if command.undo:
+            self._refuse_killed("reconcile --undo")
         fills, cursor, account = self._ask_books()
         orders: list[OrderRequest] = []
         if command.undo:

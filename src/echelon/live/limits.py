@@ -104,10 +104,8 @@ def pass_orders(
     passed: list[OrderRequest] = []
     stopped: list[StoppedOrder] = []
     recent = sum(count for at, count in record.recent if now.seconds - at < _MINUTE)
-    sells = [order for order in orders if order.side == "sell"]
-    cash = now.account.cash + sum(order_value(order) for order in sells)
-    traded = record.traded
-    for order in (*sells, *(order for order in orders if order.side == "buy")):
+    cash, traded = now.account.cash, record.traded
+    for order in sorted(orders, key=lambda order: order.side, reverse=True):  # sells bring the cash
         value = order_value(order)
         tally = _Tally(traded + value, cash - value, recent + len(passed) + 1)
         code = now.barred or _judge(limits, order, value, now)
@@ -117,7 +115,7 @@ def pass_orders(
             continue
         passed.append(order)
         traded += value
-        cash -= value if order.side == "buy" else 0.0
+        cash -= value if order.side == "buy" else -value
     return passed, stopped
 
 
