@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from engines import Served, a_share, daily
 
-from echelon.config.live import LimitsConfig, LiveConfig
+from echelon.config.live import GateConfig, LimitsConfig, LiveConfig
 from echelon.errors import EchelonError, StoreError, UsageError
 from echelon.files import read_json, write_json
 from echelon.live.brokers import BrokerError, OrderRequest, open_broker
 from echelon.live.control import ControlServer, ask_engine, control_file, write_mode
 from echelon.live.engine import Clock, Command, LiveEngine, holdable
-from echelon.live.feeds import Feed, open_feed
+from echelon.live.feeds import Feed, open_feed, publish_bars
 from echelon.live.journal import Journal
 from echelon.live.limits import STOPPED, RiskRecord, Situation, pass_orders
 from echelon.live.replay import replay_journal
@@ -349,6 +349,25 @@ def test_a_clock_before_the_bars_halts(served: Get, tmp_path: Path) -> None:
         assert engine.state.mode == "halted"
         assert engine.state.why.startswith("clock:")
         assert "order" not in engine.state.counts
+
+
+def test_a_stray_bar_of_the_future_loses_none_of_those_before_it(
+    served: Get, tmp_path: Path
+) -> None:
+    known = served()
+    until, messages = _until(known, 12), tmp_path / "bars.jsonl"
+    publish_bars(known.bundle, known.store, f"file:{messages}", until, 6)
+    lines = messages.read_text().splitlines(keepends=True)
+    stray = lines[0].replace(lines[0].split('"time": "')[1][:10], "2017-01-05")
+    messages.write_text("".join([stray, *lines]))
+    day = known.world.times[known.rows(12).start + 5].astype("datetime64[D]").item()
+    config = QUICK.model_copy(update={"gate": GateConfig(deadline_seconds=0.01)})
+    with _engine(known, tmp_path / "j.db", until, f"file:{messages}?mode=live", config=config) as e:
+        e.clock = Clock(wall=lambda: datetime(day.year, day.month, day.day, 22, tzinfo=UTC))
+        e.run(lambda: e.state.mode == "halted")
+        assert e.state.why.startswith("clock: the clock says")
+        assert "before the end of the bars of 2017-01-05" in e.state.why
+        assert (e.state.bars, e.state.time[:10]) == (6, str(day))
 
 
 def test_commands_reach_a_running_engine_by_loopback_and_token_only(

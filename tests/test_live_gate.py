@@ -312,11 +312,29 @@ def test_floods_are_counted() -> None:
     gate, tape = _gate(), Tape()
     for _ in range(1_500):
         tape.add("refused", "", reason="json", detail="no JSON")
-    _pass(gate, tape.messages)
-    refusals = gate.drain()
-    assert len(refusals) == 1_001
-    assert refusals[-1].reason == "flood"
-    assert refusals[-1].detail == "500 more: unreadable"
+    _pass(gate, tape.messages[:1_200])
+    assert len(gate.drain()) == 1_000
+    _pass(gate, tape.messages[1_200:])
+    assert gate.drain() == []  # also behind a look: until the next bar set
+    _pass(gate, Tape().bars(DAYS[0]).messages)
+    (refusal,) = gate.drain()
+    assert refusal.reason == "flood"
+    assert refusal.detail == "500 more: unreadable"
+    _pass(gate, tape.messages[:1])
+    assert _reasons(gate) == [("unreadable", "")]
+
+
+def test_a_live_set_from_the_future_halts_and_waits_and_those_before_it_pass() -> None:
+    gate, tape = _gate(live=True), Tape()
+    gate.why_early = lambda time: f"{time}!" if time > np.datetime64(DAYS[1]) else None
+    tape.bars(DAYS[3]).bars(DAYS[0], close=False)
+    assert _times(_pass(gate, tape.messages)) == [DAYS[0], "halt clock"]
+    assert _reasons(gate) == [("calendar", "")]  # its close would close those before it
+    assert _times(_pass(gate, tape.bar(DAYS[1], "AAA", 11.0).messages[-1:])) == []
+    assert _times(_pass(gate, tape.add("close", DAYS[1]).messages[-1:])) == [DAYS[1]]
+    assert _pass(gate, [], 99.0) == []
+    gate.why_early = lambda _time: None  # the clock has come to it
+    assert _times(_pass(gate, [], 99.0)) == ["halt gap", DAYS[2], DAYS[3]]
 
 
 def test_a_source_far_ahead_is_held_until_the_others_follow() -> None:

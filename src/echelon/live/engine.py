@@ -271,6 +271,7 @@ class LiveEngine(Closing):
         self.reconcile()
         state = self.state
         self.gate.resume(state.offsets, state.seen, state.refused_to)
+        self.gate.why_early = self._why_early
         if self._undecided is not None:
             self._decide(self._undecided, self.clock.wall())
             self.decider.complete()
@@ -676,23 +677,33 @@ class LiveEngine(Closing):
         barred = "kill_file" if self._is_killed() else None
         if not self.feed.live:
             return float(bar.astype("datetime64[us]").astype(np.int64)) / 1e6, barred
+        age, in_session = self._age(bar, received)
+        if limits.trading_hours and not in_session:
+            barred = barred or "closed"
+        if age < -_MOST_AHEAD:
+            self.halt("clock", _clock_text(bar, received))
+        elif limits.max_age_seconds is not None and age > limits.max_age_seconds:
+            barred = barred or "old_data"
+        return received.timestamp(), barred
+
+    def _age(self, bar: np.datetime64, received: datetime) -> tuple[float, bool]:
+        """(seconds since the end of these bars, whether the exchange has a session that day)."""
         kind = self.decider.panel.kind
         now = received.astimezone(ZoneInfo(kind.timezone)).replace(tzinfo=None)
-        ends = bar.astype("datetime64[us]").item()
+        ends, in_session = bar.astype("datetime64[us]").item(), True
         if kind.calendar not in (FROM_DATA, ROUND_THE_CLOCK):
             day = now.date()
             table = hours(kind.calendar, ends.date(), max(day, ends.date()), kind.timezone)
             if kind.freq == "1d":
                 ends = table["close"][0]
-            opens = table["open"].to_list()
-            if limits.trading_hours and all(begin.date() != day for begin in opens):
-                barred = barred or "closed"
-        age = (now - ends).total_seconds()
-        if age < -_MOST_AHEAD:
-            self.halt("clock", f"the clock says {now}, before the bars of {bar}")
-        elif limits.max_age_seconds is not None and age > limits.max_age_seconds:
-            barred = barred or "old_data"
-        return received.timestamp(), barred
+            in_session = any(begin.date() == day for begin in table["open"].to_list())
+        return (now - ends).total_seconds(), in_session
+
+    def _why_early(self, bar: np.datetime64) -> str | None:
+        """Why bars cannot be of now: the clock has not come to their end; None: they can."""
+        received = self.clock.wall()
+        early = self._age(bar, received)[0] < -_MOST_AHEAD
+        return _clock_text(bar, received) if early else None
 
     def _closes(self) -> list[float]:
         world = self.decider.world
@@ -806,6 +817,10 @@ _MOST_AHEAD = 5.0
 
 class Interrupted(EchelonError):
     """A stop was asked for while the engine waited for its venue."""
+
+
+def _clock_text(bar: np.datetime64, received: datetime) -> str:
+    return f"the clock says {received:%Y-%m-%d %H:%M:%S} UTC, before the end of the bars of {bar}"
 
 
 def holdable(account: Account) -> Account:
