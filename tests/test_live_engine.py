@@ -351,6 +351,26 @@ def test_a_clock_before_the_bars_halts(served: Get, tmp_path: Path) -> None:
         assert "order" not in engine.state.counts
 
 
+@pytest.mark.parametrize(
+    ("day", "received"),
+    [
+        ("2016-03-11", "2016-03-11T21:00:10"),
+        ("2016-03-14", "2016-03-14T20:00:10"),  # clocks went forward
+        ("2016-11-07", "2016-11-07T21:00:10"),
+        ("2016-11-25", "2016-11-25T18:00:10"),  # half a session
+    ],
+)
+def test_a_daily_bar_is_as_old_as_its_session_is_over(
+    served: Get, tmp_path: Path, day: str, received: str
+) -> None:
+    known = served()
+    with _engine(known, tmp_path / "j.db", _until(known, 12)) as engine:
+        at = datetime.fromisoformat(f"{received}+00:00")
+        assert engine._age(np.datetime64(day), at) == (10.0, True)
+        saturday = np.datetime64("2016-03-11"), datetime(2016, 3, 12, 17, tzinfo=UTC)
+        assert engine._age(*saturday) == (20.0 * 3600.0, False)
+
+
 def test_a_stray_bar_of_the_future_loses_none_of_those_before_it(
     served: Get, tmp_path: Path
 ) -> None:

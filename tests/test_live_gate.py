@@ -193,6 +193,16 @@ def test_odd_bars_are_refused_and_the_others_pass(body: dict[str, Any], reason: 
     _panel().push(bars)  # what passed is never refused behind the gate
 
 
+def test_strangers_open_no_set_and_start_no_deadline() -> None:
+    gate, tape = _gate(live=True, deadline_seconds=5.0), Tape()
+    tape.bar(DAYS[0], "ZZZ", 1.0).add("facts", DAYS[0], symbol="YYY", member=True)
+    assert _pass(gate, tape.messages) == []
+    assert _pass(gate, [], 99.0) == []
+    assert _reasons(gate) == [("universe", "ZZZ"), ("universe", "YYY")]
+    assert gate.offsets == {"s": 2}
+    assert _times(_pass(gate, Tape("s").bars(DAYS[0], close=False).messages, 99.0)) == [DAYS[0]]
+
+
 def test_times_off_the_calendar_are_refused() -> None:
     gate, tape = _gate(), Tape()
     tape.bar("2020-01-04", "AAA", 11.0).bar("2020-01-02T10:00", "AAA", 11.0)

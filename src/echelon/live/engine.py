@@ -84,6 +84,8 @@ _OVERDRAFT = 0.05
 """Share of the equity that cash may be below zero, after a gap at the open, without a halt."""
 _FIT_SECONDS = 5.0
 """That a venue's fills and positions may take to fit each other."""
+_REMEMBERED = 3
+"""Bar sets for which an order is known behind its end: its fills may be listed later."""
 _SAME = 1e-6
 """Relative difference of positions that is rounding; a thousand times it of the equity, of cash."""
 _REMEDY = "Run `echelon live journal verify`; start from a backup of the journal, or a new one."
@@ -111,6 +113,8 @@ class LiveState:
     account: dict[str, Any] = field(default_factory=dict)
     in_charge: dict[str, Any] | None = None  # of a hierarchy
     orders: dict[str, dict[str, Any]] = field(default_factory=dict)  # those that are not final
+    ended: dict[str, int] = field(default_factory=dict)  # orders that became final → at which bar
+    surplus: dict[str, float] = field(default_factory=dict)  # shares of differences, not settled
     risk: RiskRecord = field(default_factory=RiskRecord)
     counts: dict[str, int] = field(default_factory=dict)  # of entries, by kind
 
@@ -135,6 +139,7 @@ class LiveState:
         if kind == "bars":
             self.time, self.bars = body["time"], self.bars + 1
             self.offsets, self.seen = dict(body["offsets"]), dict(body["seen"])
+            self.ended = {k: at for k, at in self.ended.items() if at > self.bars - _REMEMBERED}
         elif kind == "refused":
             known = self.refused_to.get(body["source"], -1)
             if body["offset"] > known:
@@ -153,10 +158,16 @@ class LiveState:
             self.orders[body["id"]].update(body)
             if body["state"] not in OPEN:
                 del self.orders[body["id"]]
+                self.ended[body["id"]] = self.bars
+        elif kind == "difference":
+            for symbol, shares in body.get("surplus", {}).items():
+                self.surplus[symbol] = self.surplus.get(symbol, 0.0) + shares
         elif kind == "halt":
             self.mode, self.why = "halted", f"{body['reason']}: {body['detail']}"
         elif kind == "command" and body["name"] in MODES:
             self.mode = MODES[body["name"]]
+            if self.mode == "running":
+                self.surplus = {}
             self.why = "" if self.mode == "running" else f"command of {body['by'] or 'operator'}"
 
     @classmethod
@@ -358,7 +369,7 @@ class LiveEngine(Closing):
             fills = []  # what was traded before this journal is not its own
         if fills or not self.state.account:
             self._record("fills", {"fills": [f._asdict() for f in fills], "cursor": cursor})
-        if fills:
+        if fills or (differences and self._venue is None):
             self._record("account", account._asdict())
         self.journal.commit()
         return differences
@@ -547,9 +558,11 @@ class LiveEngine(Closing):
     def _compare(self, account: Account, fills: Sequence[VenueFill]) -> list[str]:
         """What the venue holds beside what the journal says; differences halt the engine."""
         differences = self._differences(account, fills)
+        if differences:
+            surplus = surplus_of(self._expected(fills), account)
+            self._record("difference", {"differences": differences, "surplus": surplus})
         if differences and self.state.mode != "halted":
             some = "; ".join(differences[:20])
-            self._record("difference", {"differences": differences})
             self.halt("difference", f"{self.broker.name} and journal differ: {some}")
         return differences
 
@@ -557,8 +570,13 @@ class LiveEngine(Closing):
         """Where the journal and these fills do not come to what the venue holds."""
         if not self.state.account:
             return []
-        expected = add_fills(account_of(self.state.account), fills)
-        return compare_accounts(expected, account, self.state.risk.equity)
+        return compare_accounts(self._expected(fills), account, self.state.risk.equity)
+
+    def _expected(self, fills: Sequence[VenueFill]) -> Account:
+        """What is held by the journal and those of the fills that are of its orders."""
+        known = self.state.orders.keys() | self.state.ended.keys()
+        ours = [fill for fill in fills if fill.order_id in known]
+        return add_fills(account_of(self.state.account), ours)
 
     def _take_books(self) -> list[str]:
         """Write down what was filled since the last look, and what is held: the differences."""
@@ -743,26 +761,26 @@ class LiveEngine(Closing):
     def _settle_differences(self, command: Command, seq: int) -> list[str]:
         """Compare venue and journal; adopt what the venue has, or send what undoes it."""
         if not (command.adopt or command.undo):
-            return self.reconcile()
+            found = self.reconcile()
+            left = [f"{s}: {n:+g} shares at the venue" for s, n in self.state.surplus.items() if n]
+            return found or left
         if self._venue is not None:
             raise UsageError("a paper venue is the journal's own: there is nothing to settle.")
         if command.undo:
             self._refuse_killed("reconcile --undo")
-        fills, cursor, account = self._ask_books()
-        orders: list[OrderRequest] = []
-        if command.undo:
-            close = dict(zip(self.decider.symbols, self._closes(), strict=True))
-            expected = add_fills(account_of(self.state.account), fills)
-            for symbol in sorted({*expected.positions, *account.positions}):
-                more = expected.positions.get(symbol, 0.0) - account.positions.get(symbol, 0.0)
-                if abs(more) > _SAME and symbol in close:
-                    name = self._order_id(self.state.time, symbol, f"undo-{seq}")
-                    side = "buy" if more > 0 else "sell"
-                    orders.append(
-                        OrderRequest(name, symbol, side, abs(more), close[symbol], more)  # type: ignore[arg-type]
-                    )
-        self._record("fills", {"fills": [f._asdict() for f in fills], "cursor": cursor})
-        self._record("account", account._asdict())
+        self._take_books()
+        close = dict(zip(self.decider.symbols, self._closes(), strict=True))
+        orders = [
+            OrderRequest(
+                self._order_id(self.state.time, symbol, f"undo-{seq}"),
+                *(symbol, "sell" if more > 0.0 else "buy", abs(more), close[symbol], -more),
+            )
+            for symbol, more in sorted(self.state.surplus.items())
+            if more and command.undo
+        ]
+        back = {symbol: -more for symbol, more in self.state.surplus.items()}
+        said = f"settled: {'undo' if command.undo else 'adopt'}"
+        self._record("difference", {"differences": [said], "surplus": back})
         self._write_intents(orders, (), self.decider.time, 0.0, "undo")
         self.journal.commit()
         self._send(orders)
@@ -817,6 +835,13 @@ _MOST_AHEAD = 5.0
 
 class Interrupted(EchelonError):
     """A stop was asked for while the engine waited for its venue."""
+
+
+def surplus_of(journal: Account, venue: Account) -> dict[str, float]:
+    """Symbol → shares that a venue holds beyond the journal."""
+    every = {s: venue.positions.get(s, 0.0) for s in {*journal.positions, *venue.positions}}
+    more = {s: held - journal.positions.get(s, 0.0) for s, held in sorted(every.items())}
+    return {symbol: shares for symbol, shares in more.items() if abs(shares) > _SAME}
 
 
 def _clock_text(bar: np.datetime64, received: datetime) -> str:

@@ -208,6 +208,9 @@ class Gate:
             newest = self._newest.get(message.source)
             if newest is None or time > newest:
                 self._newest[message.source] = time
+            if message.kind in _OF_A_SYMBOL and self._column_of(message.body) is None:
+                self._refuse_stranger(message)  # which opens no set, and starts no deadline
+                continue
             pending = self._pending.get(time)
             if pending is None:
                 if message.kind == "close":
@@ -325,13 +328,7 @@ class Gate:
     def _take_bar(self, item: _Item) -> None:
         message, pending = item
         body = message.body
-        n = self._column_of(body)
-        if n is None:
-            symbol = shorten(str(body.get("symbol")), 64)
-            if symbol not in self._strangers and len(self._strangers) < _MOST_REFUSALS:
-                self._strangers.add(symbol)
-                self._refuse(message, "universe", "not in the bundle's universe")
-            return
+        n = self._column[body["symbol"]]
         values: list[float] = []
         for name in self._fields:
             value = body.get(name)
@@ -395,15 +392,20 @@ class Gate:
 
     def _take_facts(self, item: _Item) -> None:
         message, pending = item
-        n = self._column_of(message.body)
-        if n is None:
-            return  # of a symbol that nobody asked about
+        n = self._column[message.body["symbol"]]
         for name in ("listed", "delisted"):
             day = message.body.get(name)
             if day is not None and _day(day) is None:
                 self._refuse(message, "value", f"{name} is {shorten(repr(day), 60)}, not a day")
                 return
         pending.facts.append((n, message.body))
+
+    def _refuse_stranger(self, message: Message) -> None:
+        """Say once of a symbol that the bundle does not trade it."""
+        symbol = shorten(str(message.body.get("symbol")), 64)
+        if symbol not in self._strangers and len(self._strangers) < _MOST_REFUSALS:
+            self._strangers.add(symbol)
+            self._refuse(message, "universe", "not in the bundle's universe")
 
     def _refuse(self, message: Message, reason: str, detail: str) -> None:
         if message.offset <= self._refused_to.get(message.source, -1):
@@ -546,6 +548,7 @@ class Gate:
 
 
 _ALWAYS = {"symbol", "st"}
+_OF_A_SYMBOL = {"bar", "facts", "tick"}
 _LONGEST_GAP = timedelta(days=60)
 
 
