@@ -163,7 +163,7 @@ class JumpingClock:
             self._bar = pending.time.item()
             return is_complete(gate, pending)
 
-        Gate._is_complete = looked  # type: ignore[method-assign]
+        Gate._is_complete = looked  # type: ignore[method-assign, assignment]
 
     def wall(self) -> datetime:
         """As `Clock.wall`."""

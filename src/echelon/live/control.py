@@ -46,7 +46,7 @@ class ControlServer(Closing):
 
     def _is_for_another(self, body: Mapping[str, Any]) -> bool:
         """Whether one is meant that had this port, and left its file behind when it was killed."""
-        return body.get("engine", self._key) != self._key
+        return bool(body.get("engine", self._key) != self._key)
 
     def _status(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return {} if self._is_for_another(body) else self._engine.published

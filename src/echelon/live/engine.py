@@ -559,7 +559,7 @@ class LiveEngine(Closing):
         """What the venue holds beside what the journal says; differences halt the engine."""
         differences = self._differences(account, fills)
         if differences:
-            surplus = surplus_of(self._expected(fills), account)
+            surplus = surplus_of(self._account_by(fills), account)
             self._record("difference", {"differences": differences, "surplus": surplus})
         if differences and self.state.mode != "halted":
             some = "; ".join(differences[:20])
@@ -570,9 +570,9 @@ class LiveEngine(Closing):
         """Where the journal and these fills do not come to what the venue holds."""
         if not self.state.account:
             return []
-        return compare_accounts(self._expected(fills), account, self.state.risk.equity)
+        return compare_accounts(self._account_by(fills), account, self.state.risk.equity)
 
-    def _expected(self, fills: Sequence[VenueFill]) -> Account:
+    def _account_by(self, fills: Sequence[VenueFill]) -> Account:
         """What is held by the journal and those of the fills that are of its orders."""
         known = self.state.orders.keys() | self.state.ended.keys()
         ours = [fill for fill in fills if fill.order_id in known]
@@ -761,9 +761,9 @@ class LiveEngine(Closing):
     def _settle_differences(self, command: Command, seq: int) -> list[str]:
         """Compare venue and journal; adopt what the venue has, or send what undoes it."""
         if not (command.adopt or command.undo):
-            found = self.reconcile()
+            differences = self.reconcile()
             left = [f"{s}: {n:+g} shares at the venue" for s, n in self.state.surplus.items() if n]
-            return found or left
+            return differences or left
         if self._venue is not None:
             raise UsageError("a paper venue is the journal's own: there is nothing to settle.")
         if command.undo:
