@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from echelon.backtest.policy import Policy, StatefulPolicy, lookback_of
 from echelon.config import Config
-from echelon.envs.act import ActionKind, Holdings, free
+from echelon.envs.act import ActionKind, Holdings, cap_weights, free
 from echelon.envs.world import World
 from echelon.errors import DataError, StoreError, UsageError
 from echelon.market import Rows
@@ -82,8 +82,6 @@ class Command(NamedTuple):
 
 
 class HierarchyPolicy:
-    """Experts under a router, with risk control."""
-
     kind: ActionKind = "weights"
 
     def __init__(
@@ -239,6 +237,10 @@ class HierarchyPolicy:
         assert self._run is not None, "nothing was decided yet"
         return self._run.command()
 
+    def own_targets(self) -> Floats | None:
+        """[K,N] what the experts' own books are to hold, of a single book; None: nothing yet."""
+        return None if self._run is None else self._run.own_targets()
+
     @property
     def record(self) -> CommandRecord | None:
         """What was done in the last run, if that was of one book and at least one bar long.
@@ -374,6 +376,11 @@ class _Run:
             _Step(self.in_charge[0], later.decided[0], later.allowed[0, :-1], wanted)
         )
 
+    def own_targets(self) -> Floats:
+        """See `HierarchyPolicy`."""
+        pending, held = self._pending[:, 0], self._books.weights[:, 0]
+        return cap_weights(np.where(np.isnan(pending), held, pending))
+
     def command(self) -> Command:
         """Of the last decision about a single book; see `Command`."""
         if len(self.row) != 1:
@@ -392,7 +399,6 @@ class _Run:
         )
 
     def state(self) -> State:
-        """What `restore` goes on from."""
         self.complete()
         parts = copy_state(self._numbers())
         if self._asked is not None:
@@ -405,7 +411,6 @@ class _Run:
         return parts
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from what `state` gave."""
         numbers = match_state("hierarchy", self._numbers(), state)
         for name, owner in (("books.", self._books), ("standing.", self._standing)):
             owner.restore(below_prefix(name, state))
@@ -513,7 +518,6 @@ class _Run:
         return np.where(frozen, np.nan, moved.weights)
 
     def _log(self, events: Sequence[RiskEvent]) -> None:
-        """Write events down, each with the number of its book's bar."""
         bars = self.row - self._start
         self._policy.log.extend(replace(e, time=int(bars[e.book])) for e in events)
 

@@ -75,7 +75,6 @@ class RiskLog:
         return iter(self._events)
 
     def subscribe(self, alert: Alert) -> None:
-        """Call `alert` with every event from now on."""
         self._alerts.append(alert)
 
     def append(self, event: RiskEvent) -> None:
@@ -94,18 +93,15 @@ class RiskLog:
                 self._events.append(failed)
 
     def extend(self, events: Iterable[RiskEvent]) -> None:
-        """Record several."""
         for event in events:
             self.append(event)
 
 
 def to_lines(events: Iterable[RiskEvent]) -> str:
-    """Events as JSON lines."""
     return "".join(json_line(_row(event)) + "\n" for event in events)
 
 
 def from_lines(data: bytes, path: Path) -> tuple[RiskEvent, ...]:
-    """Events of JSON lines; `path` names them in an error."""
     lines = data.removesuffix(b"\n").split(b"\n") if data else []
     return tuple(_event(line, path, k) for k, line in enumerate(lines, 1))
 
