@@ -1,9 +1,9 @@
 """The risk gate: what every order passes before it is sent.
 
 Limits of the engine, not of the policy: a hierarchy's own risk control decides before, and stays
-where it is. An order passes whole or is stopped whole, with a code that reports explain. Selling is limited
-too, by its value, the session's turnover and the orders of a minute: a policy gone wrong sells as
-wildly as it buys. `flatten` is the operator's way out.
+where it is. An order passes whole or is stopped whole, with a code that reports explain. Sells are
+limited too, by their value, the session's turnover and the orders of a minute: a policy gone wrong
+sells as wildly as it buys. `flatten` is the operator's way out.
 """
 
 from __future__ import annotations
