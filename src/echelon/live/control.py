@@ -46,7 +46,6 @@ class ControlServer(Closing):
         write_json(self._file, {"port": self.port, "pid": os.getpid(), "engine": self._key})
 
     def close(self) -> None:
-        """Listen no longer."""
         self._file.unlink(missing_ok=True)
         self._server.close()
 

@@ -122,7 +122,6 @@ class LiveState:
     counts: dict[str, int] = field(default_factory=dict)  # of entries, by kind
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {**vars(self), "risk": vars(self.risk)}
 
     def summary(self) -> dict[str, Any]:
@@ -178,7 +177,6 @@ class LiveState:
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any]) -> LiveState:
-        """What `to_dict` gave."""
         return cls(**{**tree, "risk": RiskRecord.from_dict(tree["risk"])})
 
 
@@ -296,7 +294,6 @@ class LiveEngine(Closing):
         return engine
 
     def close(self) -> None:
-        """Let go of feed, broker and journal."""
         self.feed.close()
         self.broker.close()
         self.journal.close()
@@ -379,7 +376,6 @@ class LiveEngine(Closing):
         self._send(orders)
 
     def _arm_guards(self) -> None:
-        """Let the guards do what the configuration says, from here on."""
         if self.guards.bundle.guards is None:
             log.warning(
                 "%s was exported before bundles knew their training data: its guards are off. "
@@ -936,7 +932,6 @@ def holdable(account: Account) -> Account:
 
 
 def add_fills(account: Account, fills: Sequence[VenueFill]) -> Account:
-    """What is held after fills."""
     cash, positions = account.cash, dict(account.positions)
     for fill in fills:
         cash -= fill.shares * fill.price + fill.commission + fill.stamp
@@ -945,7 +940,6 @@ def add_fills(account: Account, fills: Sequence[VenueFill]) -> Account:
 
 
 def compare_accounts(journal: Account, venue: Account, equity: float) -> list[str]:
-    """Where two accounts differ, in words."""
     differences = []
     for symbol in sorted({*journal.positions, *venue.positions}):
         here, there = journal.positions.get(symbol, 0.0), venue.positions.get(symbol, 0.0)

@@ -104,8 +104,6 @@ class _Item(NamedTuple):
 
 
 class Gate:
-    """See the module's text."""
-
     def __init__(
         self, panel: PanelStream, closes: Floats, traded: Bools, config: GateConfig, *, live: bool
     ) -> None:
@@ -138,7 +136,6 @@ class Gate:
 
     @classmethod
     def from_engine(cls, engine: DecisionEngine, config: GateConfig, *, live: bool) -> Gate:
-        """The gate before an engine's next bar set."""
         rows, last = engine.world.rows, len(engine.world.times) - 1
         close, traded = rows.close[last], rows.tradable[last]
         return cls(engine.panel, np.array(close), np.array(traded), config, live=live)
@@ -180,7 +177,6 @@ class Gate:
         return StreamState(arrays, {"time": str(self._last)})
 
     def restore(self, state: StreamState) -> None:
-        """Go on from what `state` gave."""
         check_arrays(state.arrays, self.state().arrays)
         arrays = {name: values.copy() for name, values in state.arrays.items()}
         self._members = arrays.pop("members")
@@ -298,7 +294,6 @@ class Gate:
             self._members = np.array(bars.members)
 
     def drain(self) -> list[Refusal]:
-        """What was refused since the last time."""
         refusals, self._refusals = self._refusals, []
         return refusals
 
@@ -314,7 +309,6 @@ class Gate:
         return self._why_off_grid(time) or self.why_early(time)
 
     def _open(self, message: Message, now: float) -> _Pending | None:
-        """The set of a new time; None, and a refusal, where no bar can be of that time."""
         why = self._why_off_grid(message.time)
         if why is not None:
             self._refuse(message, "calendar", why)
@@ -507,7 +501,6 @@ class Gate:
         return BarSet(time=time, st=np.zeros(n, dtype=np.bool_), **grids)
 
     def _make(self, pending: _Pending) -> BarSet:
-        """The bar set, without the bars that cannot be."""
         grids: dict[str, Any] = {name: np.array(row) for name, row in pending.rows.items()}
         bars = BarSet(
             time=pending.time,
@@ -529,7 +522,6 @@ class Gate:
         return bars
 
     def _facts(self, pending: _Pending) -> dict[str, Any]:
-        """Reference facts, as a bar set has them."""
         if not pending.facts:
             return {}
         n = len(self._column)

@@ -88,7 +88,6 @@ class Server(Closing):
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no longer, and cut connections off."""
         self._http.shutdown()
         self._thread.join()
         self._http.server_close()
@@ -96,7 +95,6 @@ class Server(Closing):
 
 
 def serve(routes: Routes, token: str, port: int) -> Server:
-    """A server of these routes, which is listening; port: 0 takes any that is free."""
     return Server(routes, token, port)
 
 
@@ -134,8 +132,6 @@ class _HTTPServer(ThreadingHTTPServer):
 
 
 class _Requests(BaseHTTPRequestHandler):
-    """The requests of one connection."""
-
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "echelon", ""
     timeout = _IDLE_SECONDS
@@ -247,7 +243,6 @@ class Client(Closing):
         self._http = HTTPConnection("127.0.0.1", port, timeout=seconds)
 
     def close(self) -> None:
-        """Let go of the connection."""
         self._http.close()
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -280,13 +275,11 @@ class Client(Closing):
 def call(
     url: str, method: str, path: str, body: Mapping[str, Any] | None, token: str, seconds: float
 ) -> dict[str, Any]:
-    """One call; see `Client`."""
     with Client(url, token, seconds) as client:
         return client.call(method, path, body)
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether a name is this machine's own."""
     if host == "localhost":
         return True
     try:

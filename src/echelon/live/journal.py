@@ -49,8 +49,6 @@ _REMEDY = (
 
 
 class Entry(NamedTuple):
-    """One entry."""
-
     seq: int
     kind: str
     body: dict[str, Any]
@@ -186,7 +184,6 @@ class Journal(Closing):
         return parse_json(body, dict[str, Any], self.path, _REMEDY)
 
     def last(self, kind: str) -> Entry | None:
-        """The newest entry of a kind."""
         with blaming_sqlite(self.path):
             row = self._db.execute(
                 "SELECT seq, body, data FROM entries WHERE kind = ? ORDER BY seq DESC LIMIT 1",
@@ -288,7 +285,6 @@ def encode_bars(bars: BarSet) -> tuple[dict[str, Any], bytes]:
 
 
 def decode_bars(body: Mapping[str, Any], data: bytes) -> BarSet:
-    """The bar set that `encode_bars` wrote."""
     arrays: dict[str, Any] = {}
     at = 0
     for name, kind, shape in body["arrays"]:

@@ -73,7 +73,6 @@ class RiskRecord:
         self.equity, self.peak = equity, max(self.peak, equity)
 
     def note_order(self, value: float, seconds: float) -> None:
-        """An order that passed."""
         self.traded += value
         if self.recent and self.recent[-1][0] == seconds:
             self.recent = (*self.recent[:-1], (seconds, self.recent[-1][1] + 1))
@@ -83,13 +82,11 @@ class RiskRecord:
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any]) -> RiskRecord:
-        """What `vars` gave, from JSON."""
         recent = tuple((float(at), int(count)) for at, count in tree["recent"])
         return cls(**{**tree, "recent": recent})
 
 
 def breached_limits(limits: LimitsConfig, record: RiskRecord) -> Iterator[str]:
-    """Limits at which the engine halts, each in words."""
     loss = 1.0 - record.equity / record.before if record.before > 0.0 else 0.0
     if limits.max_daily_loss is not None and loss > limits.max_daily_loss:
         yield f"loss of the session {loss:.2%}, limits.max_daily_loss {limits.max_daily_loss:.2%}"
@@ -158,5 +155,4 @@ def _judge_tally(
 
 
 def order_value(order: OrderRequest) -> float:
-    """Money that an order is about."""
     return order.spend or max(abs(order.wanted), order.shares) * order.price

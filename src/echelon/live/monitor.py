@@ -81,7 +81,6 @@ class Monitor:
         metrics.refresh.append(self._fill)
 
     def watch(self, engine: LiveEngine, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        """Count what was committed."""
         counts: Counter[tuple[str, ...]] = Counter()
         for kind, body in entries:
             if kind in _COUNTED:

@@ -135,7 +135,6 @@ _NAMES = {
 
 
 def live_words(lang: str) -> Words:
-    """The words of this page."""
     return Words(lang).rename(**_NAMES)
 
 
@@ -391,7 +390,6 @@ def _stopped_table(results: Results, words: Words) -> Table | None:
 
 
 def _often(column: str) -> pl.Expr:
-    """The few that occur most often in a group."""
     every = pl.col(column).drop_nulls()
     return every.value_counts(sort=True).struct.field(column).head(_MOST_NAMES)
 

@@ -48,7 +48,6 @@ class Cost(NamedTuple):
     total: float
 
     def bp(self, part: float) -> str:
-        """A part in basis points of the value traded."""
         return f"{part / self.value * _BP:.1f}" if self.value > 0.0 else DASH
 
 
@@ -79,7 +78,6 @@ class Day:
 
     @property
     def own(self) -> Sequence[Mapping[str, Any]]:
-        """Decisions of the day."""
         return [body for body in self.bodies if body["time"][:10] == str(self.day)]
 
     @property

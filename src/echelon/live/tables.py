@@ -50,7 +50,6 @@ _REMEDY = "Run `echelon live journal verify`."
 
 
 def export_tables(journal: Journal, directory: Path) -> dict[Path, int]:
-    """Write every table as Parquet; path → number of rows."""
     written = {}
     for name in TABLES:
         frame = read_table_of(journal, name)

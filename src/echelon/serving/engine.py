@@ -473,8 +473,6 @@ class DecisionEngine:
 
 
 class _StateFacts(TypedDict):
-    """The document of a state file."""
-
     bundle: str
     panel: dict[str, Any]
     features: dict[str, Any]
@@ -581,7 +579,6 @@ def _fold_features(
 
 
 def take_rows(panel: Panel, rows: slice) -> Panel:
-    """Some rows of a panel."""
     parts: dict[str, Any] = {}
     for item in fields(panel):
         array = getattr(panel, item.name)

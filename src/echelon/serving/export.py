@@ -259,7 +259,6 @@ def _describe(spec: PolicySpec, config: Config) -> str:
 
 
 def _write_documents(staging: Path, source: _Source) -> None:
-    """Write what does not depend on the policy."""
     config, prepared = source.config, source.prepared
     write_atomic(staging / "config.yaml", to_yaml(config))
     write_json(staging / "features.json", _features(source), sort_keys=True)

@@ -128,7 +128,6 @@ class WindowEncoder:
         return self._kept.get(row)
 
     def embed(self, rows: FeatureRows, row: int) -> Floats32:
-        """Z[1,N,D] of the window up to `row`."""
         if rows is not self._rows:
             self._rows, self._kept = rows, {}
         z = self._kept.get(row)
@@ -153,7 +152,6 @@ class OnnxPolicy(ABC):
 
     @property
     def encoder(self) -> WindowEncoder:
-        """What it sees the market through."""
         return self._encoder
 
     @property
@@ -177,7 +175,6 @@ class OnnxPolicy(ABC):
             )
 
     def read_from(self, rows: FeatureRows) -> None:
-        """Decide by these features from now on."""
         self._rows = rows
 
     @abstractmethod
@@ -213,7 +210,6 @@ class OnnxActorPolicy(OnnxPolicy):
         return softmax(self._ask(row, held, held.allowed))
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
-        """Actions[E,N] of books at `row`[E]."""
         return np.asarray(self._ask(row, held, held.allowed).argmax(axis=-1), dtype=np.int8)
 
 

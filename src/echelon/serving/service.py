@@ -125,7 +125,6 @@ _bearer = HTTPBearer(auto_error=False, description="the value of ECHELON_TOKEN")
 
 
 def create_app(engine: DecisionEngine, token: str | None) -> FastAPI:
-    """The service of an engine; token: None asks for none."""
     app = FastAPI(
         title="Echelon decision service",
         version=__version__,

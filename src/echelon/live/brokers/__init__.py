@@ -122,12 +122,10 @@ class SimulatedVenue(Protocol):
 
 
 def statuses(values: Iterable[Mapping[str, Any]]) -> list[OrderStatus]:
-    """As a JSON document has them."""
     return [OrderStatus(**value) for value in values]
 
 
 def account_of(body: Mapping[str, Any]) -> Account:
-    """An account as a JSON document has it."""
     return Account(body["cash"], body["positions"], body["locked"])
 
 

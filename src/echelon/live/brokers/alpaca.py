@@ -155,13 +155,11 @@ class AlpacaBroker(Closing):
         self._foreign: set[str] = set()  # symbols that were warned of
 
     def close(self) -> None:
-        """See Broker."""
         self._client._session.close()
 
     # Orders.
 
     def submit(self, orders: Sequence[OrderRequest]) -> list[OrderStatus]:
-        """See Broker."""
         answers: list[OrderStatus] = []
         silence = ""
         for order in orders:
@@ -208,7 +206,6 @@ class AlpacaBroker(Closing):
         return status
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """See Broker."""
         for status in self.orders(ids).values():
             if status.state not in OPEN:  # also of those that never became an order
                 continue
@@ -219,7 +216,6 @@ class AlpacaBroker(Closing):
                 log.info("%s: not cancelled: %s", status.id, refusal.reason)
 
     def orders(self, ids: Sequence[str]) -> dict[str, OrderStatus]:
-        """See Broker."""
         statuses: dict[str, OrderStatus] = {}
         if len(ids) > _FEW:  # the venue takes 200 requests a minute
             asked = frozenset(ids)
@@ -235,7 +231,6 @@ class AlpacaBroker(Closing):
         return statuses
 
     def open_orders(self) -> list[OrderStatus]:
-        """See Broker."""
         statuses: dict[str, OrderStatus] = {}
         query = {"status": "open", "limit": _MOST_ORDERS, "direction": "asc"}
         while True:
@@ -280,7 +275,6 @@ class AlpacaBroker(Closing):
     # Fills.
 
     def fills(self, after: str) -> tuple[list[VenueFill], str]:
-        """See Broker."""
         token, _, given = after.partition("|")
         seen = set(given.split(",")) if given else set()
         query = {"page_token": token} if token else {}
@@ -441,7 +435,6 @@ def _text(item: Mapping[str, Any], field: str) -> str:
 
 
 def _number(item: Mapping[str, Any], field: str, default: float | None = None) -> float:
-    """A number, which the venue writes as text."""
     value = item.get(field)
     if value is None and default is not None:
         return default

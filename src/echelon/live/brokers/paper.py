@@ -143,7 +143,6 @@ class PaperVenue(Closing):
         return venue
 
     def close(self) -> None:
-        """Let go of the journal."""
         self._journal.close()
 
     @property
@@ -168,7 +167,6 @@ class PaperVenue(Closing):
         return [known[order.id] for order in orders]
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """Cancel those of these orders that are open."""
         with self._changing():
             said = self._drop(ids, CANCELLED)
             if said:
@@ -181,7 +179,6 @@ class PaperVenue(Closing):
         return known | self._journal.last_statuses(name for name in ids if name not in known)
 
     def open_orders(self) -> list[OrderStatus]:
-        """Those that the next bars will fill."""
         self._refuse_broken()
         return [OrderStatus(name, "accepted") for name in self._open]
 
@@ -209,7 +206,6 @@ class PaperVenue(Closing):
         return Shown(fills, account, said, self._cursor)
 
     def fills(self, after: str) -> tuple[list[VenueFill], str]:
-        """(fills behind a cursor in order, the cursor behind them); "" is before the first."""
         self._refuse_broken()
         if after and not (after.isdecimal() and int(after) <= self._journal.seq):
             raise UsageError(
@@ -221,7 +217,6 @@ class PaperVenue(Closing):
             return [fill for entry in shown for fill in _fills_of(entry)], self._cursor
 
     def account(self) -> Account:
-        """What is held now."""
         self._refuse_broken()
         return self._account()
 
@@ -250,7 +245,6 @@ class PaperVenue(Closing):
         return said
 
     def _refusal(self, order: OrderRequest) -> str | None:
-        """Why an order is not taken."""
         if order.symbol not in self._columns:
             return _CODES[Reason.NOT_MEMBER]
         shares, money = _wish(order)
@@ -380,7 +374,6 @@ class VenueJournal(Journal):
 
     @classmethod
     def open(cls, path: Path, about: Mapping[str, Any], *, sync: bool = True) -> VenueJournal:
-        """As `Journal.open`."""
         journal = super().open(path, about, sync=sync)
         assert isinstance(journal, VenueJournal), "made by the class it was asked of"
         try:

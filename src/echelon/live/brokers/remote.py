@@ -52,38 +52,30 @@ class RemoteBroker(Closing):
         self._client, self._bundle = Client(url, token, seconds), bundle
 
     def close(self) -> None:
-        """Let go of the connection."""
         self._client.close()
 
     def submit(self, orders: Sequence[OrderRequest]) -> list[OrderStatus]:
-        """As `Broker` has it, and so are the others."""
         answer = self._call("submit", orders=[order._asdict() for order in orders])
         return statuses(answer["statuses"])
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """Ask for orders to be cancelled."""
         self._call("cancel", ids=list(ids))
 
     def orders(self, ids: Sequence[str]) -> dict[str, OrderStatus]:
-        """What became of orders, by id."""
         answer = self._call("orders", ids=list(ids))
         return {status.id: status for status in statuses(answer["statuses"])}
 
     def open_orders(self) -> list[OrderStatus]:
-        """All that may still be filled."""
         return statuses(self._call("open_orders")["statuses"])
 
     def fills(self, after: str) -> tuple[list[VenueFill], str]:
-        """(fills behind a cursor, the cursor behind them)."""
         answer = self._call("fills", after=after)
         return [VenueFill(**fill) for fill in answer["fills"]], answer["cursor"]
 
     def account(self) -> Account:
-        """What is held now."""
         return account_of(self._call("account"))
 
     def show_bars(self, bars: BarSet) -> Shown:
-        """Fill what was ordered before at these bars."""
         document, data = encode_bars(bars)
         answer = self._call("bars", bars=document, data=base64.b64encode(data).decode())
         fills = [VenueFill(**fill) for fill in answer["fills"]]

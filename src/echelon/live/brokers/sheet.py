@@ -129,7 +129,6 @@ class _Trade(NamedTuple):
 
 
 def open_sheet(request: BrokerRequest) -> SheetBroker:
-    """`sheet:DIRECTORY`."""
     if not request.address:
         raise UsageError("--broker sheet: name the directory, as in sheet:orders_of_mine.")
     directory = Path(request.address)
@@ -178,7 +177,6 @@ class SheetBroker(Closing):
                 self._take(f"{kind}/{path.stem}", sheet)
 
     def close(self) -> None:
-        """See Broker."""
         self._held.close()
 
     # Orders.
@@ -212,7 +210,6 @@ class SheetBroker(Closing):
         self._post()
 
     def orders(self, ids: Sequence[str]) -> dict[str, OrderStatus]:
-        """See Broker."""
         self._post()
         ours = [name for name in ids if name in self._orders]
         refused = {name: self._first(name) for name in ids if name in self._rejected}
@@ -227,7 +224,6 @@ class SheetBroker(Closing):
         }
 
     def open_orders(self) -> list[OrderStatus]:
-        """See Broker."""
         every = self.orders(list(self._orders)).values()
         return [status for status in every if status.state in ("accepted", "partial")]
 
@@ -335,7 +331,6 @@ class SheetBroker(Closing):
         return ends
 
     def account(self) -> Account:
-        """See Broker."""
         rows, path = self._rows("account")
         problems: list[Problem] = []
         held: dict[str, float] = {}

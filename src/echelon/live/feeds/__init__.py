@@ -158,7 +158,6 @@ class Address(NamedTuple):
             raise UsageError(f"{self.scheme}: no option {odd[0]!r}; {there}.")
 
     def mode(self, default: str) -> str:
-        """Of `MODES`."""
         mode = self.options.get("mode", default)
         if mode not in MODES:
             raise UsageError(f"{self.scheme}: mode={mode}: expected one of {', '.join(MODES)}.")

@@ -112,8 +112,6 @@ class Kind(NamedTuple):
 
 
 class Anchors:
-    """The store's last factors."""
-
     def __init__(self, bars: StoredBars, symbols: Sequence[str], freq: Freq) -> None:
         self._bars, self._symbols, self._freq = bars, symbols, freq
 
@@ -157,7 +155,6 @@ class Service:
         self._actions = prepare_client(client, seconds, direct=direct)
 
     def close(self) -> None:
-        """Let go of connections."""
         self._bars._session.close()
         self._actions._session.close()
 
@@ -344,7 +341,6 @@ class AlpacaFeed(Closing):
             self._thread.start()
 
     def poll(self, seconds: float) -> list[Message]:
-        """See Feed."""
         if self._kind.freq == "1d":
             return self._poll_days(seconds)
         deadline = time.monotonic() + seconds
@@ -371,7 +367,6 @@ class AlpacaFeed(Closing):
         """There is one source, which is ahead of none."""
 
     def close(self) -> None:
-        """End the stream."""
         self._service.close()
         if self._thread is None:
             return

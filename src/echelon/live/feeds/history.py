@@ -44,11 +44,9 @@ class StoredBars:
         return StoredBars(opened, name, request)
 
     def sets(self, after: datetime) -> Iterator[BarSet]:
-        """Bar sets."""
         return read_bar_sets(self._store, self._name, self._request, after)
 
     def writer(self, after: datetime) -> BarSetWriter:
-        """What makes messages of the sets."""
         facts = stream_facts(self._store, self._name, self._request, after)
         return BarSetWriter(facts.kind.symbols, facts)
 
@@ -174,7 +172,6 @@ class FileFeed(Closing):
         self._skip_lines(self._file, self._line)
 
     def poll(self, seconds: float) -> list[Message]:
-        """The messages of some lines."""
         assert self._file is not None, "start comes first"
         deadline = time.monotonic() + seconds
         while not (data := self._file.read(_CHUNK)):
@@ -198,7 +195,6 @@ class FileFeed(Closing):
         """There is one source, which is ahead of none."""
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
