@@ -119,7 +119,7 @@ def run(
             f"{loaded.manifest['policy']} on {feed}, orders to {venue.name}, journal {journal}"
         )
         stop = stack.enter_context(stop_requests())
-        with _watching(journal, engine.peek):
+        with _watching(journal, lambda: engine.published):
             try:
                 engine.run(stop, bars=bars)
             except Interrupted as error:
@@ -128,7 +128,7 @@ def run(
                 values = {"detail": shorten(f"{type(error).__name__}: {error}", 600)}
                 alert(Alert("ended", "critical", time=state.time, values=values))
                 raise
-        typer.echo(_line(engine.peek()))
+        typer.echo(_line(engine.published))
         if stop():
             raise Stopped("the journal is whole; the same command goes on.")
 
