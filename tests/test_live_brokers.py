@@ -27,11 +27,11 @@ from echelon.live.brokers import (
     VenueFill,
     open_broker,
 )
-from echelon.live.brokers.paper import REASONS, PaperVenue
+from echelon.live.brokers.paper import CANCELLED, INVALID, REPLACED, PaperVenue
 from echelon.live.brokers.remote import RemoteBroker, serve_venue
 from echelon.live.http import Client, call, serve
 from echelon.live.journal import Journal
-from echelon.serving.decision import Decision
+from echelon.serving.decision import WHY, Decision
 from echelon.serving.export import ExportRequest
 from echelon.serving.replay import compare_decisions
 
@@ -428,7 +428,12 @@ def test_orders_that_are_not_filled_say_why(served: Get, tmp_path: Path) -> None
         assert ended["i6"] == OrderStatus("i6", "cancelled", 0.0, "not_held")
         assert shown.account.positions == {held: 2000.0}
         assert shown.account.locked == {held: 2000.0}
-        assert {status.reason for status in (*said, *ended.values())} - {None} <= set(REASONS)
+        assert {status.reason for status in (*said, *ended.values())} - {None} <= {
+            *WHY,
+            CANCELLED,
+            REPLACED,
+            INVALID,
+        }
 
 
 def test_venue_that_fails_to_write_answers_nothing_more(

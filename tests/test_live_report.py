@@ -326,8 +326,8 @@ def test_dashboard_shows_equity_positions_orders_and_warnings(eventful: Path) ->
     assert "ECHELON_TOKEN is not set" in unknown
     assert "no engine runs" not in unknown
     assert "halt: difference: paper and journal differ: AAPL" in text
-    assert STOPPED["max_turnover"] in text
-    assert REFUSED["late"] in text
+    assert "Turnover of the session (max_turnover)" in text
+    assert "Its bar set had passed (late)" in text
     held = status["account"]["positions"]
     assert held
     worth = max(held, key=lambda symbol: held[symbol] * recent.close[symbol])

@@ -192,21 +192,19 @@ def _charge(charge: Mapping[str, Any]) -> str:
 
 def _warnings(status: Mapping[str, Any], recent: Recent) -> list[str]:
     """What an operator should look at, the newest first."""
-    from echelon.live.gate import REFUSED
-    from echelon.live.limits import STOPPED
+    from echelon.report.texts import Words
 
+    words = Words("en")
     unknown = [order["symbol"] for order in status["orders"] if order["state"] == "unknown"]
     trouble = status.get("trouble")
     lines = [f"! the venue does not answer: {trouble}"] if trouble else []
     if unknown:
         lines.append(f"! the venue has not answered about {_few(unknown)}")
     lines += [f"! {event}" for event in recent.events[: -_MOST_EVENTS - 1 : -1]]
-    for name, counts, texts in (
-        ("orders stopped", recent.stopped, STOPPED),
-        ("messages refused", recent.refused, REFUSED),
-    ):
+    for name, counts in (("stopped", recent.stopped), ("refused", recent.refused)):
+        what = "orders stopped" if name == "stopped" else "messages refused"
         for code, count in sorted(counts.items(), key=lambda item: -item[1]):
-            lines.append(f"! {count:,} {name}: {texts.get(code, code)}")
+            lines.append(f"! {count:,} {what}: {words.term(name, code)} ({code})")
     return lines[:_MOST_WARNINGS]
 
 

@@ -19,19 +19,11 @@ from echelon.serving.engine import Account
 Mode = Literal["running", "reduce_only", "halted"]
 _MINUTE = 60.0
 
-STOPPED: Mapping[str, str] = {
-    "halted": "the engine is halted",
-    "reduce_only": "the engine only reduces what it holds",
-    "kill_file": "the kill-switch file is there",
-    "old_data": "the bars are too old (limits.max_age_seconds)",
-    "closed": "the exchange has no session (limits.trading_hours)",
-    "max_position": "too much of the equity in one symbol (limits.max_position)",
-    "max_order_value": "too large an order (limits.max_order_value)",
-    "max_turnover": "too much was traded this session (limits.max_turnover)",
-    "min_cash": "too little cash would be left (limits.min_cash)",
-    "max_orders_per_minute": "too many orders (limits.max_orders_per_minute)",
-}
-"""Code → why an order was not sent."""
+STOPPED = (
+    *("halted", "reduce_only", "kill_file", "old_data", "closed", "max_position"),
+    *("max_order_value", "max_turnover", "min_cash", "max_orders_per_minute"),
+)
+"""Codes of why an order was not sent; what they mean is in the catalogues of texts."""
 
 
 class StoppedOrder(NamedTuple):

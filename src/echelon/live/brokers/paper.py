@@ -54,7 +54,6 @@ from echelon.live.journal import (
 )
 from echelon.market import Fills, Orders, Reason
 from echelon.serving.bundle import Bundle
-from echelon.serving.decision import WHY
 from echelon.serving.engine import (
     Account,
     learn_reasons,
@@ -67,13 +66,7 @@ from echelon.states import below_prefix, with_prefix
 from echelon.types import Bools, Floats32
 
 CANCELLED, REPLACED, INVALID = "cancelled", "replaced", "invalid_order"
-REASONS: Mapping[str, str] = {
-    **WHY,
-    CANCELLED: "whoever sent it cancelled it",
-    REPLACED: "a newer order for the symbol took its place",
-    INVALID: "neither a number of shares to buy or sell nor an amount of money to buy for",
-}
-"""Code → why an order was not filled, or not whole."""
+"""Why an order was not filled, or not whole, beside the kernel's reasons."""
 
 SNAPSHOT_EVERY = 50
 _REMEDY = "Run `echelon live journal verify`; start from a backup of the venue's journal."
