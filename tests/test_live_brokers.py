@@ -29,7 +29,7 @@ from echelon.live.brokers import (
 )
 from echelon.live.brokers.paper import CANCELLED, INVALID, REPLACED, PaperVenue
 from echelon.live.brokers.remote import RemoteBroker, serve_venue
-from echelon.live.http import Client, call, serve
+from echelon.live.http import Client, Server, call
 from echelon.live.journal import Journal
 from echelon.serving.decision import WHY, Decision
 from echelon.serving.export import ExportRequest
@@ -500,7 +500,7 @@ def test_server_reads_nothing_of_who_has_no_token_or_another_name() -> None:
         asked.append(body)
         return {"body": body}
 
-    with serve({("POST", "/v1/echo"): echo}, TOKEN, 0) as server:
+    with Server({("POST", "/v1/echo"): echo}, TOKEN, 0) as server:
         sent = {"x": 0.1 + 0.2, "y": [1e-310, float("inf")]}
         assert call(server.url, "POST", "/v1/echo", sent, TOKEN, 10.0) == {"body": sent}
         for token, path, why in (

@@ -54,6 +54,7 @@ from echelon.live.brokers import (
     BrokerError,
     OrderRequest,
     OrderStatus,
+    OwnSymbols,
     SimulatedVenue,
     VenueFill,
     account_of,
@@ -235,7 +236,7 @@ class LiveEngine(Closing):
         self.trouble = ""  # why the venue does not answer
         self.published = self.status()  # as of the last step; other threads may look
         self._unknown_since: float | None = None
-        self._foreign: list[str] = []
+        self._symbols = OwnSymbols(broker.name, decider.symbols)
         self._undecided: BarSet | None = None  # the engine died behind them
         self._asked = 0.0
         self._stop: Callable[[], bool] = lambda: False
@@ -653,13 +654,8 @@ class LiveEngine(Closing):
     def _ask_account(self) -> Account:
         """What the venue holds of the bundle's symbols; less than nothing halts the engine."""
         account = self._ask(self.broker.account)
-        foreign = sorted(account.positions.keys() - set(self.decider.symbols))
-        if foreign and foreign != self._foreign:
-            names = ", ".join(foreign[:10])
-            log.warning("%s holds %s, which the bundle does not trade", self.broker.name, names)
-        self._foreign = foreign
         positions, locked = (
-            {symbol: count for symbol, count in held.items() if symbol not in foreign}
+            {symbol: count for symbol, count in held.items() if self._symbols.has(symbol)}
             for held in (account.positions, account.locked)
         )
         account = Account(account.cash, positions, locked)

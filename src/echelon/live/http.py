@@ -1,6 +1,6 @@
 """HTTP on this machine: JSON documents between an engine, its operators and a paper venue; metrics.
 
-    serve(routes, token, port)           a server on 127.0.0.1; routes: (method, path) → handler
+    Server(routes, token, port)          a server on 127.0.0.1; routes: (method, path) → handler
     call(url, method, path, body, …)     one call; `Client` keeps its connection for many
 
 A request is looked at in this order, so that nothing of a stranger is read: it names this machine
@@ -15,7 +15,6 @@ no answer came, or none of ours, the client raises BrokerError: what was asked m
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import json
 import logging
 import select
@@ -28,6 +27,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
+from echelon.config.secrets import is_loopback
 from echelon.errors import (
     DataError,
     EchelonError,
@@ -92,10 +92,6 @@ class Server(Closing):
         self._thread.join()
         self._http.server_close()
         self._http.cut_off()
-
-
-def serve(routes: Routes, token: str, port: int) -> Server:
-    return Server(routes, token, port)
 
 
 def metrics_route(metrics: Metrics) -> Routes:
@@ -277,12 +273,3 @@ def call(
 ) -> dict[str, Any]:
     with Client(url, token, seconds) as client:
         return client.call(method, path, body)
-
-
-def is_loopback(host: str | None) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return host is not None and ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -32,14 +32,13 @@ from urllib.parse import parse_qsl, quote_plus, unquote, urlsplit
 from pydantic import SecretStr
 
 from echelon.config.alerts import ChannelConfig
-from echelon.config.secrets import Secrets
+from echelon.config.secrets import Secrets, is_loopback
 from echelon.errors import ConfigError, shorten
 from echelon.files import json_line
 
 SECONDS = 5.0
 """That a service may take for each part of an answer."""
 _MOST_ANSWER = 64 * 1024
-_LOCAL = ("127.0.0.1", "localhost", "::1")
 _AGAIN = {"feishu": (11232,), "wecom": (-1, 45009), "dingtalk": (-1, 130101)}
 """Codes of robots that are busy, or want fewer messages."""
 
@@ -107,7 +106,7 @@ def check_url(url: SecretStr, variable: str, secure: str = "https", plain: str =
         _, host = parts.port, parts.hostname
     except ValueError:
         host = None
-    if not host or not (parts.scheme == secure or (parts.scheme == plain and host in _LOCAL)):
+    if not host or not (parts.scheme == secure or (parts.scheme == plain and is_loopback(host))):
         raise ConfigError(
             f"the environment variable {variable} must hold a URL that begins with {secure}:// "
             f"({plain}:// on this machine only)."
@@ -197,7 +196,7 @@ class Channel:
                 if parts.scheme == "smtps"
                 else smtplib.SMTP(host, parts.port or 587, timeout=SECONDS)
             ) as server:
-                if parts.scheme == "smtp" and host not in _LOCAL:
+                if parts.scheme == "smtp" and not is_loopback(host):
                     server.starttls(context=safe)
                 if parts.username:
                     server.login(unquote(parts.username), unquote(parts.password or ""))

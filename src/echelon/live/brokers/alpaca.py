@@ -45,6 +45,7 @@ from echelon.live.brokers import (
     OrderRequest,
     OrderState,
     OrderStatus,
+    OwnSymbols,
     VenueFill,
 )
 from echelon.serving.engine import Account
@@ -141,7 +142,8 @@ class AlpacaBroker(Closing):
         url: of a fake on this machine; None: Alpaca. now: for tests
         """
         self.name = "alpaca:live" if live else "alpaca"
-        self._symbols, self._freq, self._lots, self._now = frozenset(symbols), freq, lots, now
+        self._symbols = OwnSymbols(self.name, symbols)
+        self._freq, self._lots, self._now = freq, lots, now
         self._keys = keys or Keys.from_environment()
         trading = load_alpaca("alpaca.trading.client")
         self._requests = load_alpaca("alpaca.trading.requests")
@@ -152,7 +154,6 @@ class AlpacaBroker(Closing):
         self._client_ids: dict[str, str] = {}  # by the venue's id
         self._listed: dict[str, float] = {}  # venue's id → shares that its activities add up to
         self._rejected: dict[str, OrderStatus] = {}  # refused without becoming an order there
-        self._foreign: set[str] = set()  # symbols that were warned of
 
     def close(self) -> None:
         self._client._session.close()
@@ -283,7 +284,7 @@ class AlpacaBroker(Closing):
             activities = self._wait_for_listing(query)
         self._forget_final()
         fresh = [item for item in activities if _digest(_text(item, "id")) not in seen]
-        ours = [item for item in fresh if self._is_ours(_text(item, "symbol"))]
+        ours = [item for item in fresh if self._symbols.has(_text(item, "symbol"))]
         self._learn_client_ids({_text(item, "order_id") for item in ours})
         return [self._fill(item) for item in ours], self._cursor(token, activities)
 
@@ -384,26 +385,13 @@ class AlpacaBroker(Closing):
         held = {}
         for item in positions:
             symbol = _text(item, "symbol")
-            if self._is_ours(symbol):
+            if self._symbols.has(symbol):
                 held[symbol] = _number(item, "qty")
         return Account(cash, held)
 
     def _cash(self) -> float:
         body = self._ask("the account", self._client.get_account)
         return _number(_object(body, "account"), "cash")
-
-    def _is_ours(self, symbol: str) -> bool:
-        """Whether the bundle trades a symbol; of others the account says nothing."""
-        if symbol in self._symbols:
-            return True
-        if symbol not in self._foreign:
-            self._foreign.add(symbol)
-            log.warning(
-                "%s: the account holds or traded %s, which is not in the bundle's universe: it "
-                "is left out",
-                *(self.name, shorten(symbol, 40)),
-            )
-        return False
 
     # Requests.
 

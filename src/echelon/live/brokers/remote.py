@@ -32,7 +32,7 @@ from echelon.live.brokers import (
     statuses,
 )
 from echelon.live.brokers.paper import PaperVenue
-from echelon.live.http import Client, Handler, serve
+from echelon.live.http import Client, Handler, Server
 from echelon.live.journal import decode_bars, encode_bars
 from echelon.serving.bundle import Bundle
 from echelon.serving.engine import Account
@@ -125,7 +125,7 @@ def serve_venue(
         routes = {
             ("POST", f"/v1/{name}"): guard(handler) for name, handler in _handlers(venue).items()
         }
-        yield stack.enter_context(serve(routes, token, port)).url
+        yield stack.enter_context(Server(routes, token, port)).url
 
 
 def _handlers(venue: PaperVenue) -> dict[str, Handler]:
