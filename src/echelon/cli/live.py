@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -225,9 +225,7 @@ def replay(
     set_up_logging(log_level)
     with Journal.read(journal) as opened:
         done = replay_journal(load_bundle(bundle, trust_code=trust_code or ()), opened)
-    if done.differences:
-        some = "\n".join(done.differences[:10])
-        raise EchelonError(f"the journal differs from what is computed of it:\n{some}")
+    _refuse_differences(done.differences)
     typer.echo(
         f"{len(done.decisions)} decisions of {journal} made again: equal, bit for bit"
         + (
@@ -311,9 +309,7 @@ def summary(
         typer.echo(f"page: {path}")
     if send:
         send_now(alerts, said)
-    if done.differences:
-        some = "\n".join(done.differences[:10])
-        raise EchelonError(f"the journal differs from what is computed of it:\n{some}")
+    _refuse_differences(done.differences)
 
 
 @app.command()
@@ -385,6 +381,12 @@ def export_journal(
     with Journal.read(journal) as opened:
         for path, rows in export_tables(opened, output_dir).items():
             typer.echo(f"{path}: {rows:,} rows")
+
+
+def _refuse_differences(differences: Sequence[str]) -> None:
+    if differences:
+        some = "\n".join(differences[:10])
+        raise EchelonError(f"the journal differs from what is computed of it:\n{some}")
 
 
 def _command(name: str, journal: Path, log_level: str, **flags: bool) -> dict[str, Any]:

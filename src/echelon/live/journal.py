@@ -129,7 +129,9 @@ class Journal(Closing):
         text = json_line(body, sort_keys=True, allow_nan=True)
         digest = _digest(self._hash, kind, text, data)
         with self._writing():
-            self._begin()
+            if not self._open:
+                self._db.execute("BEGIN IMMEDIATE")
+                self._open = True
             self._db.execute(
                 "INSERT INTO entries VALUES(?,?,?,?,?)", (self._seq + 1, kind, text, data, digest)
             )
@@ -205,11 +207,6 @@ class Journal(Closing):
                     raise DamagedError(self.path, f"entry {seq} breaks the hash chain", _REMEDY)
         self.last_snapshot()
         return count
-
-    def _begin(self) -> None:
-        if not self._open:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._open = True
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

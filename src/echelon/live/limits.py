@@ -97,9 +97,8 @@ def pass_orders(
     cash, traded = now.account.cash, record.traded
     for order in sorted(orders, key=lambda order: order.side, reverse=True):  # sells bring the cash
         value = order_value(order)
-        tally = _Tally(traded + value, cash - value, recent + len(passed) + 1)
-        code = now.barred or _judge(limits, order, value, now)
-        code = code or _judge_tally(limits, order, tally, now.equity)
+        count = recent + len(passed) + 1
+        code = now.barred or _judge(limits, order, now, traded + value, cash - value, count)
         if code is not None:
             stopped.append(StoppedOrder(order, code))
             continue
@@ -109,41 +108,34 @@ def pass_orders(
     return passed, stopped
 
 
-def _judge(limits: LimitsConfig, order: OrderRequest, value: float, now: Situation) -> str | None:
-    """Why an order may not be sent, whatever the others are."""
-    close = now.close.get(order.symbol, 0.0)
+def _judge(
+    limits: LimitsConfig,
+    order: OrderRequest,
+    now: Situation,
+    traded: float,
+    cash: float,
+    count: int,
+) -> str | None:
+    """Why an order may not be sent.
+
+    With it: traded: value of the session's orders; cash: what is left; count: orders of this minute
+    """
+    value, equity, buys = order_value(order), now.equity, order.side == "buy"
+    held = now.account.positions.get(order.symbol, 0.0) * now.close.get(order.symbol, 0.0)
     if now.mode == "halted":
         return "halted"
     if limits.max_order_value is not None and value > limits.max_order_value:
         return "max_order_value"
-    if order.side == "sell":
-        return None
-    if now.mode == "reduce_only":
+    if buys and now.mode == "reduce_only":
         return "reduce_only"
-    held = now.account.positions.get(order.symbol, 0.0) * close
-    if limits.max_position is not None and held + value > limits.max_position * now.equity:
+    if buys and limits.max_position is not None and held + value > limits.max_position * equity:
         return "max_position"
-    return None
-
-
-class _Tally(NamedTuple):
-    """With the order in question: value traded this session, cash left, orders of this minute."""
-
-    traded: float
-    cash: float
-    orders: int
-
-
-def _judge_tally(
-    limits: LimitsConfig, order: OrderRequest, tally: _Tally, equity: float
-) -> str | None:
-    """Why an order may not be sent after those before it."""
-    if limits.max_turnover is not None and tally.traded > limits.max_turnover * equity:
+    if limits.max_turnover is not None and traded > limits.max_turnover * equity:
         return "max_turnover"
-    if order.side == "buy" and limits.min_cash and tally.cash < limits.min_cash * equity:
+    if buys and limits.min_cash and cash < limits.min_cash * equity:
         return "min_cash"
     most = limits.max_orders_per_minute
-    return "max_orders_per_minute" if most is not None and tally.orders > most else None
+    return "max_orders_per_minute" if most is not None and count > most else None
 
 
 def order_value(order: OrderRequest) -> float:

@@ -38,7 +38,8 @@ _TEXT, _NUMBER, _COUNT = pl.String(), pl.Float64(), pl.Int64()
 class Table(NamedTuple):
     """How a table is made. kinds: of entries; (): all that no other table has
 
-    make: (entries of these kinds in order, the journal's symbols) → rows
+    make: (entries of these kinds in order, the journal's symbols) → rows, of which more columns
+        than those of the schema are left out
     """
 
     kinds: tuple[str, ...]
@@ -117,19 +118,8 @@ def _bars(entries: Iterable[Entry], symbols: list[str]) -> Iterator[Row]:
 def _decisions(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
     for entry in entries:
         body, charge = entry.body, entry.body["in_charge"] or {}
-        yield {
-            "entry": entry.seq,
-            "time": body["time"],
-            "equity": body["account"]["equity"],
-            "cash": body["account"]["cash"],
-            "orders": len(body["orders"]),
-            "expert": charge.get("expert"),
-            "decided_now": charge.get("decided_now"),
-            "masked": ", ".join(charge.get("masked", ())),
-            "position_scale": charge.get("position_scale"),
-            "halted": charge.get("halted"),
-            "turnover_limited": charge.get("turnover_limited"),
-        }
+        row = {**body["account"], **charge, "time": body["time"], "orders": len(body["orders"])}
+        yield {"entry": entry.seq, **row, "masked": ", ".join(charge.get("masked", ()))}
 
 
 def _targets(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
@@ -160,20 +150,16 @@ def _orders(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
     for entry in entries:
         body = entry.body
         if entry.kind == "order":
-            names = ("id", "symbol", "side", "shares", "price", "wanted", "spend")
-            row = {name: body[name] for name in names}
-            new = {"state": "intent", "filled": 0.0, "by": body.get("by")}
-            orders[body["id"]] = {"entry": entry.seq, "time": body["bar"], **row, **new}
+            new = {"time": body["bar"], "state": "intent", "filled": 0.0}
+            orders[body["id"]] = {"entry": entry.seq, **body, **new}
         elif body["id"] in orders:
             orders[body["id"]] |= {name: body[name] for name in ("state", "filled", "reason")}
     yield from orders.values()
 
 
 def _list_stopped(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
-    names = ("id", "symbol", "side", "shares", "price", "wanted", "spend", "code")
     for entry in entries:
-        row = {name: entry.body[name] for name in names}
-        yield {"entry": entry.seq, "time": entry.body["bar"], **row}
+        yield {"entry": entry.seq, **entry.body, "time": entry.body["bar"]}
 
 
 def _fills(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:

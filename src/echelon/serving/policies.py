@@ -147,17 +147,13 @@ class OnnxPolicy(ABC):
     kind: ActionKind
 
     def __init__(self, encoder: WindowEncoder, actor: Graph, name: str = "agent") -> None:
-        self.name, self._encoder, self._actor = name, encoder, actor
+        self.name, self.encoder, self._actor = name, encoder, actor
         self._rows: FeatureRows | None = None
-
-    @property
-    def encoder(self) -> WindowEncoder:
-        return self._encoder
 
     @property
     def lookback(self) -> int:
         """Rows before a book's own that are read: the rest of the window."""
-        return self._encoder.window - 1
+        return self.encoder.window - 1
 
     def start(self, world: World, span: range) -> None:
         """Nothing is computed ahead: the world may still grow."""
@@ -188,7 +184,7 @@ class OnnxPolicy(ABC):
         answers = []
         for e, t in enumerate(row.tolist()):
             one = slice(e, e + 1)
-            z, present = self._encoder.embed(rows, t), np.ascontiguousarray(rows.present[t])[None]
+            z, present = self.encoder.embed(rows, t), np.ascontiguousarray(rows.present[t])[None]
             book = (held.weights[one], held.cash_share[one], present)
             answers.append(self._actor(z, *book, *(mask[one] for mask in masks)))
         said = np.concatenate(answers)

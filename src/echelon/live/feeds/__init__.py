@@ -161,8 +161,9 @@ def publish_bars(
     opener = cast("Callable[[Address], AbstractContextManager[Sink]]", _load(SINKS[address.scheme]))
     sent = 0
     with opener(address) as sink:
-        for _, lines in islice(stored.lines(after), bars):
-            sent += sum(sink.send(symbol, data) for symbol, data in lines)
+        writer = stored.writer(after)
+        for bar_set in islice(stored.sets(after), bars):
+            sent += sum(sink.send(symbol, data) for symbol, data in writer.lines(bar_set))
     return sent
 
 
