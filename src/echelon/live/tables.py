@@ -1,18 +1,7 @@
-"""A journal as tables: for people, for pandas, and for the report.
+"""A journal as tables (`TABLES`): for people, for pandas, and for the report.
 
-sets        bar sets as they passed the gate: time, when it was received, offsets of the feed
-bars        time, symbol, open … of every bar in them
-decisions   time, equity, cash, number of orders, who was in charge
-targets     time, symbol, target, why: code where there is no order
-accounts    what was held at each bar set: shares of every symbol, and cash
-orders      every intent, with the last that became of it
-stopped     orders that the risk gate stopped, with the code
-fills       the venue's trades
-refused     messages that the gate refused, with the reason
-events      start, halts, commands, differences, and whatever else was written down
-
-Every table has `entry`, the sequence number in the journal; every kind of entry is in some table,
-one that is not known here among the events.
+docs/guide/live.md says what each is of. Every table has `entry`, the sequence number in the
+journal; every kind of entry is in some table, one that is not known here among the events.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""Channels: a message as each service wants it.
-
-    webhook     {"schema": 1, "subject", "text", "alerts": […]}; Authorization: Bearer SECRET
-    feishu      {"msg_type": "text", "content": {"text"}, "timestamp", "sign"}; answers code 0
-    wecom       {"msgtype": "text", "text": {"content"}}; answers errcode 0
-    dingtalk    the same, timestamp and sign in the address
-    telegram    {"chat_id", "text"}; answers ok: true
-    smtp        an e-mail, over TLS but on this machine; a page is attached
+"""Channels: a message as each service wants it (`_FORMATS`), or as an e-mail.
 
 Addresses and secrets come from the environment. They are written nowhere: `Redactor` takes them out
 of whatever is logged or sent.

@@ -338,9 +338,9 @@ def _universe(source: _Source) -> Universe:
 
 def _symbol(symbol: str, member: bool, facts: Mapping[str, Any]) -> SymbolFacts:
     names = ("first", "last", "listed", "delisted", "reason")
-    texts: Any = {n: None if facts.get(n) is None else str(facts[n]) for n in names}
+    texts = {n: None if facts.get(n) is None else str(facts[n]) for n in names}
     anchor = finite_or_none(facts.get("anchor") or math.nan)
-    return {"symbol": symbol, "member": member, **texts, "anchor": anchor}
+    return {"symbol": symbol, "member": member, **texts, "anchor": anchor}  # type: ignore[typeddict-item]
 
 
 def _origin(source: _Source) -> dict[str, Any]:

@@ -131,6 +131,20 @@ class Shown(NamedTuple):
     statuses: list[OrderStatus]
     cursor: str
 
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "fills": [fill._asdict() for fill in self.fills],
+            "account": self.account._asdict(),
+            "statuses": [status._asdict() for status in self.statuses],
+            "cursor": self.cursor,
+        }
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> Shown:
+        fills = [VenueFill(**fill) for fill in body["fills"]]
+        said = statuses(body["statuses"])
+        return cls(fills, account_of(body["account"]), said, body["cursor"])
+
 
 @runtime_checkable
 class SimulatedVenue(Protocol):

@@ -325,11 +325,8 @@ class AlpacaBroker(Closing):
 
     def _short_orders(self) -> list[_Known]:
         """Orders that were filled by more than their activities say."""
-        return [known for known in self._known.values() if self._is_short(known)]
-
-    def _is_short(self, known: _Known) -> bool:
-        listed = self._listed.get(known.venue_id, 0.0)
-        return known.status.filled > listed + _ROUNDING * max(1.0, listed)
+        each = ((known, self._listed.get(known.venue_id, 0.0)) for known in self._known.values())
+        return [k for k, listed in each if k.status.filled > listed + _ROUNDING * max(1.0, listed)]
 
     def _cursor(self, token: str, activities: Sequence[Mapping[str, Any]]) -> str:
         """The last activity behind which nothing is booked late, and those after it."""

@@ -189,14 +189,12 @@ class PaperVenue(Closing):
         with self._changing():
             fills, said = self._go_on(bars)
             self._journal.append("bars", *encode_bars(bars))
-            account = self._account()
             self._cursor = str(self._journal.seq + 1)
-            listed = [fill._asdict() for fill in fills]
-            body = {"fills": listed, "account": account._asdict(), "cursor": self._cursor}
-            self._append("shown", body, said)
+            shown = Shown(fills, self._account(), said, self._cursor)
+            self._append("shown", shown.to_dict(), said)
             if self._bars % self._snapshot_every == 0:
                 self._snapshot()
-        return Shown(fills, account, said, self._cursor)
+        return shown
 
     def fills(self, after: str) -> tuple[list[VenueFill], str]:
         self._refuse_broken()
@@ -291,9 +289,7 @@ class PaperVenue(Closing):
                 "correct data count from the next bar on."
             )
         with blaming(self._journal.path, _REMEDY):
-            body = shown.body
-            account = account_of(body["account"])
-            return Shown(_fills_of(shown), account, statuses(body["statuses"]), body["cursor"])
+            return Shown.from_dict(shown.body)
 
     # The journal.
 

@@ -78,9 +78,7 @@ class RemoteBroker(Closing):
     def show_bars(self, bars: BarSet) -> Shown:
         document, data = encode_bars(bars)
         answer = self._call("bars", bars=document, data=base64.b64encode(data).decode())
-        fills = [VenueFill(**fill) for fill in answer["fills"]]
-        said = statuses(answer["statuses"])
-        return Shown(fills, account_of(answer["account"]), said, answer["cursor"])
+        return Shown.from_dict(answer)
 
     def _call(self, name: str, **body: object) -> dict[str, Any]:
         return self._client.call("POST", f"/v1/{name}", {"bundle": self._bundle, **body})
@@ -142,17 +140,6 @@ def _handlers(venue: PaperVenue) -> dict[str, Handler]:
         done, cursor = venue.fills(str(body.get("after", "")))
         return {"fills": [fill._asdict() for fill in done], "cursor": cursor}
 
-    def show_bars(body: Mapping[str, Any]) -> dict[str, Any]:
-        shown = venue.show_bars(_read(_bars_of, body))
-        done = [fill._asdict() for fill in shown.fills]
-        account = shown.account._asdict()
-        return {
-            "fills": done,
-            "account": account,
-            "cursor": shown.cursor,
-            **list_statuses(shown.statuses),
-        }
-
     return {
         "submit": lambda body: list_statuses(
             venue.submit(_read(_ORDERS.validate_python, body.get("orders")))
@@ -164,7 +151,7 @@ def _handlers(venue: PaperVenue) -> dict[str, Handler]:
         "open_orders": lambda _body: list_statuses(venue.open_orders()),
         "fills": fills,
         "account": lambda _body: venue.account()._asdict(),
-        "bars": show_bars,
+        "bars": lambda body: venue.show_bars(_read(_bars_of, body)).to_dict(),
     }
 
 

@@ -343,13 +343,9 @@ class KafkaFeed(Closing):
 
     def _bounds_of(self, partition: int) -> tuple[int, int]:
         """(offset of the first message, offset behind the last)."""
-        place = TopicPartition(self._place.topic, partition)
-
-        def ask(seconds: float) -> tuple[int, int]:
-            first, end = self._consumer.get_watermark_offsets(place, timeout=seconds)
-            return int(first), int(end)
-
-        return self._ask(ask)
+        place, ask = TopicPartition(self._place.topic, partition), self._consumer
+        first, end = self._ask(lambda s: ask.get_watermark_offsets(place, timeout=s))
+        return int(first), int(end)
 
     def _add_partitions(self, count: int, offsets: Mapping[str, int]) -> None:
         new = []
