@@ -39,7 +39,7 @@ def open_batch(
     if any((given.config, given.override, given.output_dir, given.overwrite, *own)):
         raise UsageError(
             f"--resume goes on with its own {kind.noun}; of the other options, only {also}, "
-            "--trust-code and --workers go with it."
+            "--trust-code, --on and --workers go with it."
         )
     set_up_logging(given.log_level)
     trust_code = given.trust_code or ()
@@ -51,6 +51,7 @@ def work_through(
     batch: RunBatch, given: options.RunOptions, before: Callable[[], None] = lambda: None
 ) -> Iterator[Course]:
     """Train and evaluate the runs, and hold their directory until what came out is written."""
+    from echelon.config import override_config
     from echelon.config.sizes import refuse_sizes
     from echelon.evaluation.batch import Course
 
@@ -61,8 +62,12 @@ def work_through(
         batch.save()  # with the number of seeds of now
         before()
         course = Course()
+        base = batch.base
+        if given.resume is not None:  # whose configuration does not say
+            base = override_config(base, options.with_engine(None, given.on))
         try:
-            _run_steps(batch, course, given)
+            with options.working_on(base, given.workers):
+                _run_steps(batch, course, given)
         except KeyboardInterrupt:
             course.stopped = True
         if course.stopped:

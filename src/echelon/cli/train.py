@@ -98,12 +98,14 @@ def train_all_seeds(
     total: int,
     checkpoint: Path | None = None,
     train: Callable[[SeedJob, Report, ShouldStop], Outcome] | None = None,
+    load: Callable[[SeedJob], object] | None = None,
     tell: Callable[[int], None] = lambda _seed: None,
 ) -> list[Outcome]:
     """Train the run's seeds side by side, with a display; raises `Stopped` after Ctrl-C.
 
     command: that goes on with --resume; total: steps of a seed; checkpoint: of one, which alone
     goes on from it; train: one seed in a process of its own, None: a portfolio agent
+    load: what a seed learns from, None: a portfolio agent's worlds
     tell: called with a seed that has made progress
     """
     from echelon.training.run import SeedJob, train_seed, train_seeds
@@ -121,12 +123,14 @@ def train_all_seeds(
             tell(now.seed)
             watch.progress(number[now.seed], now)
 
-        done = train_seeds(
-            jobs,
-            workers=options.worker_count(given.workers, config),
-            on_progress=on_progress,
-            train=train or train_seed,
-        )
+        with options.working_on(config, given.workers):
+            done = train_seeds(
+                jobs,
+                workers=options.worker_count(given.workers, config),
+                on_progress=on_progress,
+                train=train or train_seed,
+                load=load,
+            )
     for seed, result in zip(wanted, done.results, strict=True):
         # A failure says which seed it concerns; the traceback of a bug stays as it is.
         if len(jobs) > 1 and isinstance(result, Failure) and isinstance(result.error, EchelonError):
