@@ -431,8 +431,8 @@ def _refuse_unreachable(address: str) -> None:
 @contextmanager
 def _own_cluster() -> Iterator[dict[str, Any]]:
     """Settings of a cluster of this machine alone: on loopback, gone at the end."""
-    # Ray would bind to the network's address; where clusters are not supported it does not. It reads
-    # this when it is imported.
+    # Ray would bind to the network's address; where clusters are not supported it does not. Read
+    # when it is imported.
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     with ExitStack() as stack:

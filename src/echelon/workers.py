@@ -53,6 +53,7 @@ from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 from echelon.errors import EchelonError, TrainingError
@@ -529,7 +530,13 @@ class _Pickler(ForkingPickler):
         torch = sys.modules.get("torch")  # without it there are no tensors
         if torch is not None and isinstance(value, torch.Tensor):
             return _tensor_from, (value.detach().cpu().contiguous().numpy(),)
+        if isinstance(value, MappingProxyType):
+            return _read_only, (dict(value),)
         return NotImplemented
+
+
+def _read_only(values: dict[Any, Any]) -> Mapping[Any, Any]:
+    return MappingProxyType(values)
 
 
 def _tensor_from(values: Any) -> object:  # noqa: ANN401 (an array: numpy is imported on use)

@@ -13,7 +13,10 @@ from echelon.errors import EchelonError, Stopped, UsageError
 
 if TYPE_CHECKING:
     from echelon.config import Config
-    from echelon.evaluation.batch import Course, RunBatch
+    from echelon.evaluation.batch import Course, RunBatch, TrainingJob
+    from echelon.training.loop import Outcome, Progress
+    from echelon.training.run import SeedJob
+    from echelon.workers import Report, ShouldStop
 
 B = TypeVar("B", bound="RunBatch")
 
@@ -51,7 +54,6 @@ def work_through(
     batch: RunBatch, given: options.RunOptions, before: Callable[[], None] = lambda: None
 ) -> Iterator[Course]:
     """Train and evaluate the runs, and hold their directory until what came out is written."""
-    from echelon.config import override_config
     from echelon.config.sizes import refuse_sizes
     from echelon.evaluation.batch import Course
 
@@ -62,12 +64,9 @@ def work_through(
         batch.save()  # with the number of seeds of now
         before()
         course = Course()
-        base = batch.base
-        if given.resume is not None:  # whose configuration does not say
-            base = override_config(base, options.with_engine(None, given.on))
         try:
-            with options.working_on(base, given.workers):
-                _run_steps(batch, course, given)
+            with options.working_on(options.on_engine(batch.base, given), given.workers):
+                run_steps(batch, course, given)
         except KeyboardInterrupt:
             course.stopped = True
         if course.stopped:
@@ -80,7 +79,14 @@ def work_through(
         _raise_failures(batch, course)
 
 
-def _run_steps(batch: RunBatch, course: Course, given: options.RunOptions) -> None:
+def run_steps(
+    batch: RunBatch,
+    course: Course,
+    given: options.RunOptions,
+    train: Callable[[SeedJob, Report, ShouldStop], Outcome] | None = None,
+    on_progress: Callable[[TrainingJob, Progress], None] = lambda _job, _now: None,
+) -> None:
+    """Prepare, train and evaluate what is not done yet; train: see `train_runs`."""
     from echelon.evaluation.batch import evaluate_runs, plan_training, prepare_runs, train_runs
     from echelon.training.loop import Outcome, Progress
 
@@ -107,11 +113,12 @@ def _run_steps(batch: RunBatch, course: Course, given: options.RunOptions) -> No
 
         def show(job: int, message: object) -> None:
             if isinstance(message, Progress):
+                on_progress(plan[job], message)
                 watch.progress(job, message)
             elif isinstance(message, Outcome) and message.ending != "stopped":
                 watch.end(job, message)
 
-        train_runs(batch, course, plan, workers=workers, on_report=show)
+        train_runs(batch, course, plan, workers=workers, on_report=show, train=train)
     if course.stopped:
         return
     with progress_bar(f"evaluating {members}") as bar:

@@ -201,6 +201,13 @@ def with_engine(overrides: list[str] | None, on: str | None) -> list[str]:
     return [*(overrides or ()), engine]
 
 
+def on_engine(base: Config, given: RunOptions) -> Config:
+    """The configuration with what --on says; that of a --resume does not hold it."""
+    from echelon.config import override_config
+
+    return base if given.on is None else override_config(base, with_engine(None, given.on))
+
+
 @contextmanager
 def working_on(config: Config, workers: int | None) -> Iterator[None]:
     """Have pools and jobs of the block work where the section `compute` says."""

@@ -47,7 +47,6 @@ class Part(ABC):
     """
 
     KEY: ClassVar[str]
-
     @property
     def key(self) -> str:
         """Its place below DIR/parts, and its name in the display."""
@@ -90,17 +89,17 @@ class _Job:
 
     @property
     def home(self) -> Path:
-        """The part's own directory."""
-        return self.directory
+        """The directory of all parts."""
+        return self.directory.parent
 
     @property
     def trees(self) -> tuple[str, ...]:
-        """All of it."""
-        return (".",)
+        """Its own, and those of parts that it reads."""
+        return self.directory.name, *getattr(self.part, "sources", ())
 
     def at(self, home: Path) -> _Job:
         """The same in another directory."""
-        return replace(self, directory=home)
+        return replace(self, directory=home / self.directory.name)
 
     def again(self) -> _Job:
         """The same: a part goes on from what is there."""
