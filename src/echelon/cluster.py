@@ -153,9 +153,9 @@ class RayEngine(Engine):
         self.cpus, self.memory, self.inside = cpus, memory, inside
         self.openblas = openblas or _openblas_threads()
         self.deaths = 0
-        self.sent = 0
-        """Bytes given to actors, those in the object store counted once."""
-        self._store = _Store()
+        self.sent = self.heard = 0
+        """Bytes given to actors, besides those in the object store, and said by them."""
+        self.store = Store()
         self._facts = own_facts()
         self._warned: set[str] = set()
 
@@ -171,7 +171,8 @@ class RayEngine(Engine):
             max_concurrency=4,
         )
         inside = (0.0 if self.deaths else self.inside, self.memory, 0.0, self.openblas)
-        return RayWorker(self, actor.remote(_pickle((work, args), None)[0], inside))
+        data = _pickle((work, args), None)[0]
+        return RayWorker(self, actor.remote(data, inside, sys.path))
 
     def ready(self, workers: Iterable[Worker], timeout: float | None = None) -> list[Worker]:
         """Those that have sent something, or have ended."""
@@ -263,7 +264,7 @@ class RayWorker(Worker):
         """Give it something; nothing where it has ended."""
         if self.ended is not None:
             return
-        data, refs = _pickle(message, self._engine._store)
+        data, refs = _pickle(message, self._engine.store)
         self._engine.sent += len(data)
         self.process.put.remote(self._number, data, refs)
         self._number += 1
@@ -285,7 +286,8 @@ class RayWorker(Worker):
             self._lose(str(error))
             return
         for data, refs in messages:
-            message = _unpickle(data, refs, self._engine._store)
+            self._engine.heard += len(data)
+            message = _unpickle(data, refs, self._engine.store)
             if isinstance(message, _Facts):
                 self._where = message.where
                 self._engine.check(message)
@@ -453,7 +455,8 @@ def _own_cluster() -> Iterator[dict[str, Any]]:
 class _Host:
     """The actor: a thread that does the work, and the two queues between it and its owner."""
 
-    def __init__(self, work: bytes, inside: tuple[float, int, float, int]) -> None:
+    def __init__(self, work: bytes, inside: tuple[float, int, float, int], path: list[str]) -> None:
+        sys.path += [place for place in path if place not in sys.path]  # as processes have it
         self._in: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._early: dict[int, Any] = {}
         self._next, self._lock = 0, threading.Lock()
@@ -480,7 +483,7 @@ class _Host:
     def _work(self, work: bytes, inside: tuple[float, int, float, int]) -> None:
         error = ""
         engine = RayEngine(*inside)
-        end = _QueueEnd(self._in, self._out, engine._store)
+        end = _QueueEnd(self._in, self._out, engine.store)
         try:
             # Before numpy is imported, whose OpenBLAS reads it.
             os.environ["OPENBLAS_NUM_THREADS"] = str(engine.openblas)
@@ -501,7 +504,7 @@ class _QueueEnd(End):
     """The worker's end of the two queues."""
 
     def __init__(
-        self, incoming: queue.SimpleQueue[Any], outgoing: queue.SimpleQueue[Any], store: _Store
+        self, incoming: queue.SimpleQueue[Any], outgoing: queue.SimpleQueue[Any], store: Store
     ) -> None:
         self._in, self._out, self._store = incoming, outgoing, store
 
@@ -649,10 +652,11 @@ def _content(path: Path) -> Any:  # noqa: ANN401 (bytes, or an array of them tha
 # --- what is sent
 
 
-class _Store:
+class Store:
     """Where arrays and byte strings are in the object store, while they are in use here."""
 
     def __init__(self) -> None:
+        self.bytes_put = 0
         self._arrays: dict[int, tuple[weakref.ref[Any], Any]] = {}
         self._bytes: collections.OrderedDict[int, tuple[bytes, Any]] = collections.OrderedDict()
 
@@ -664,11 +668,13 @@ class _Store:
             known = self._bytes.get(id(value))
             if known is None:
                 known = self._bytes[id(value)] = (value, ray.put(value))
+                self.bytes_put += len(value)
                 while len(self._bytes) > _BYTES_KEPT:
                     self._bytes.popitem(last=False)
             return known[1]
         if id(value) not in self._arrays:
             self.remember(value, ray.put(value))
+            self.bytes_put += value.nbytes
         return self._arrays[id(value)][1]
 
     def remember(self, array: Any, ref: Any) -> None:  # noqa: ANN401 (see place_of)
@@ -684,7 +690,7 @@ class _Store:
 class _StorePickler(_Pickler):
     """Long values that nobody changes go by reference."""
 
-    def __init__(self, file: Any, store: _Store | None, refs: list[Any]) -> None:  # noqa: ANN401
+    def __init__(self, file: Any, store: Store | None, refs: list[Any]) -> None:  # noqa: ANN401
         super().__init__(file)
         self._own_store, self._refs = store, refs
         self._numbers: dict[int, int] = {}
@@ -699,7 +705,7 @@ class _StorePickler(_Pickler):
 
 
 class _StoreUnpickler(pickle.Unpickler):
-    def __init__(self, file: Any, refs: list[Any], store: _Store) -> None:  # noqa: ANN401
+    def __init__(self, file: Any, refs: list[Any], store: Store) -> None:  # noqa: ANN401
         super().__init__(file)
         self._refs, self._own_store = refs, store
         self._values: dict[int, Any] = {}
@@ -714,7 +720,7 @@ class _StoreUnpickler(pickle.Unpickler):
         return self._values[number]
 
 
-def _pickle(value: object, store: _Store | None) -> tuple[bytes, list[Any]]:
+def _pickle(value: object, store: Store | None) -> tuple[bytes, list[Any]]:
     import io
 
     file, refs = io.BytesIO(), []  # type: ignore[var-annotated]
@@ -722,7 +728,7 @@ def _pickle(value: object, store: _Store | None) -> tuple[bytes, list[Any]]:
     return file.getvalue(), refs
 
 
-def _unpickle(data: bytes, refs: list[Any], store: _Store) -> Any:  # noqa: ANN401
+def _unpickle(data: bytes, refs: list[Any], store: Store) -> Any:  # noqa: ANN401
     import io
 
     return _StoreUnpickler(io.BytesIO(data), refs, store).load()

@@ -47,6 +47,7 @@ class Part(ABC):
     """
 
     KEY: ClassVar[str]
+
     @property
     def key(self) -> str:
         """Its place below DIR/parts, and its name in the display."""
