@@ -28,9 +28,9 @@ from __future__ import annotations
 import collections
 import hashlib
 import importlib.metadata
+import io
 import logging
 import os
-import pickle
 import platform
 import queue
 import shutil
@@ -41,7 +41,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -52,7 +52,18 @@ from echelon.errors import TrainingError, UsageError
 from echelon.files import exclusive_lock, scratch_directory, staging_directory, swap_directory
 from echelon.files import write_atomic as write_file
 from echelon.stopping import SIGNALS
-from echelon.workers import End, Engine, Report, ShouldStop, Worker, _Pickler, use_engine
+from echelon.workers import (
+    End,
+    Engine,
+    Report,
+    ShouldStop,
+    Worker,
+    _Call,
+    _pack,
+    _Pickler,
+    _unpack,
+    use_engine,
+)
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +182,7 @@ class RayEngine(Engine):
             max_concurrency=4,
         )
         inside = (0.0 if self.deaths else self.inside, self.memory, 0.0, self.openblas)
-        data = _pickle((work, args), None)[0]
+        data = _pack((work, args))
         return RayWorker(self, actor.remote(data, inside, sys.path))
 
     def ready(self, workers: Iterable[Worker], timeout: float | None = None) -> list[Worker]:
@@ -195,8 +206,7 @@ class RayEngine(Engine):
 
     def room(self) -> int:
         """Actors that fit on all nodes by their CPUs."""
-        import ray
-
+        ray = import_ray()
         nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
         return sum(int(cpus // self.cpus) for cpus in nodes)
 
@@ -488,7 +498,7 @@ class _Host:
             # Before numpy is imported, whose OpenBLAS reads it.
             os.environ["OPENBLAS_NUM_THREADS"] = str(engine.openblas)
             end.send(own_facts())
-            function, args = pickle.loads(work)  # noqa: S301 (of our own driver)
+            function, args = _unpack(work)
             with use_engine(engine):
                 function(end, *args)
         except SystemExit:
@@ -514,7 +524,8 @@ class _QueueEnd(End):
 
     def receive(self) -> Any:  # noqa: ANN401 (whatever is sent)
         """Wait for the next."""
-        return _unpickle(*self._in.get(), self._store)
+        data, refs = self._in.get()
+        return _unpickle(data, refs, self._store)
 
     def poll(self) -> bool:
         """Whether there is something to receive."""
@@ -677,6 +688,13 @@ class Store:
             self.bytes_put += value.nbytes
         return self._arrays[id(value)][1]
 
+    def value_of(self, ref: Any) -> Any:  # noqa: ANN401 (see place_of)
+        """The array of a reference, where it is in use here."""
+        for known, place in self._arrays.values():
+            if place == ref:
+                return known()
+        return None
+
     def remember(self, array: Any, ref: Any) -> None:  # noqa: ANN401 (see place_of)
         """Keep where an array came from, as long as somebody has it."""
         number = id(array)
@@ -690,54 +708,66 @@ class Store:
 class _StorePickler(_Pickler):
     """Long values that nobody changes go by reference."""
 
-    def __init__(self, file: Any, store: Store | None, refs: list[Any]) -> None:  # noqa: ANN401
+    def __init__(self, file: Any, store: Store, refs: list[Any]) -> None:  # noqa: ANN401
         super().__init__(file)
         self._own_store, self._refs = store, refs
-        self._numbers: dict[int, int] = {}
 
-    def persistent_id(self, value: object) -> int | None:
-        if self._own_store is None or not _is_shareable(value):
-            return None
-        if id(value) not in self._numbers:
-            self._numbers[id(value)] = len(self._refs)
-            self._refs.append(self._own_store.place_of(value))
-        return self._numbers[id(value)]
+    def reducer_override(self, value: object) -> Any:  # noqa: ANN401 (of pickle's making)
+        if isinstance(value, _Call) and len(value.arguments) >= _SHARED_BYTES:
+            return _call_with, (value.number, value.method, self._number_of(value.arguments))
+        if _is_shareable(value):
+            return _stored, (self._number_of(value),)
+        return super().reducer_override(value)
 
-
-class _StoreUnpickler(pickle.Unpickler):
-    def __init__(self, file: Any, refs: list[Any], store: Store) -> None:  # noqa: ANN401
-        super().__init__(file)
-        self._refs, self._own_store = refs, store
-        self._values: dict[int, Any] = {}
-
-    def persistent_load(self, number: int) -> Any:  # noqa: ANN401 (an array or bytes)
-        import ray
-
-        if number not in self._values:
-            value = self._values[number] = ray.get(self._refs[number])
-            if not isinstance(value, bytes):
-                self._own_store.remember(value, self._refs[number])
-        return self._values[number]
+    def _number_of(self, value: Any) -> int:  # noqa: ANN401 (an array or bytes)
+        self._refs.append(self._own_store.place_of(value))
+        return len(self._refs) - 1
 
 
-def _pickle(value: object, store: Store | None) -> tuple[bytes, list[Any]]:
-    import io
+class _Arriving(threading.local):
+    """What a message that is being unpickled refers to."""
 
-    file, refs = io.BytesIO(), []  # type: ignore[var-annotated]
+    refs: Sequence[Any] = ()
+    store: Store
+
+
+_arriving = _Arriving()
+
+
+def _stored(number: int) -> Any:  # noqa: ANN401 (an array or bytes)
+    """The value of a reference: one object, however many there are to it."""
+    import ray
+
+    ref = _arriving.refs[number]
+    known = _arriving.store.value_of(ref)
+    if known is not None:
+        return known
+    value = ray.get(ref)
+    if not isinstance(value, bytes):
+        _arriving.store.remember(value, ref)
+    return value
+
+
+def _call_with(number: int, method: str | None, arguments: int) -> _Call:
+    return _Call(number, method, _stored(arguments))
+
+
+def _pickle(value: object, store: Store) -> tuple[bytes, list[Any]]:
+    file, refs = io.BytesIO(), list[Any]()
     _StorePickler(file, store, refs).dump(value)
     return file.getvalue(), refs
 
 
-def _unpickle(data: bytes, refs: list[Any], store: Store) -> Any:  # noqa: ANN401
-    import io
+def _unpickle(data: bytes, refs: Sequence[Any], store: Store) -> Any:  # noqa: ANN401
+    _arriving.refs, _arriving.store = refs, store
+    try:
+        return _unpack(data)
+    finally:
+        _arriving.refs = ()
 
-    return _StoreUnpickler(io.BytesIO(data), refs, store).load()
 
-
-def _is_shareable(value: object) -> bool:
+def _is_shareable(value: Any) -> bool:  # noqa: ANN401 (anything)
     """Long, and so that nobody can change it."""
-    if type(value) is bytes:
-        return len(value) >= _SHARED_BYTES
     numpy = sys.modules.get("numpy")
     if numpy is None or type(value) is not numpy.ndarray or value.dtype.hasobject:  # type: ignore[attr-defined]
         return False

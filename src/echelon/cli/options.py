@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import shlex
 import typing
@@ -17,6 +16,7 @@ import typer
 
 from echelon.cli.console import set_up_logging
 from echelon.errors import UsageError
+from echelon.files import json_line
 from echelon.types import MOST_PROCESSES, MOST_SEEDS
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def with_engine(overrides: list[str] | None, on: str | None) -> list[str]:
     name, _, address = on.partition(":")
     if name not in ("ray", "local") or (name == "local" and address):
         raise UsageError(f"--on {on!r}: expected ray, ray:HOST:PORT, ray:local or local.")
-    engine = f"compute={{engine: {name}, address: {json.dumps(address or 'auto')}}}"
+    engine = f"compute={{engine: {name}, address: {json_line(address or 'auto')}}}"
     return [*(overrides or ()), engine]
 
 
@@ -236,8 +236,8 @@ def worker_count(workers: int | None, config: Config | None = None) -> int:
     from echelon.config.sizes import processes_of_job, refuse_processes, workers_that_fit
     from echelon.workers import engine
 
-    if engine().slots is not None:
-        return engine().slots
+    if (slots := engine().slots) is not None:
+        return slots
     each = 1 if config is None else processes_of_job(config)
     if workers is None:
         threads = 1 if config is None else config.train.threads

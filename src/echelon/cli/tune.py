@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -111,7 +112,7 @@ def search(tuning: Tuning, given: options.RunOptions) -> TuningResult:
                         course,
                         given,
                         batch.pruning(study),
-                        lambda job, now, batch=batch: batch.note_progress(study, job, now),
+                        partial(batch.note_progress, study),
                     )
                 except KeyboardInterrupt:
                     course.stopped = True
