@@ -265,7 +265,7 @@ class RayWorker(Worker):
     def __init__(self, engine: RayEngine, actor: Any) -> None:  # noqa: ANN401 (Ray's handle)
         super().__init__(actor, None)  # type: ignore[arg-type]
         self._engine, self._where = engine, ""
-        self._begun = time.monotonic()
+        self._started_at = time.monotonic()
         self.heard: collections.deque[Any] = collections.deque()
         self._taking: Any = None
         self._number = 0
@@ -314,7 +314,7 @@ class RayWorker(Worker):
 
     def refuse_waiting(self) -> None:
         """Raise where no node has had room for it for long."""
-        if self._where or self.ended or time.monotonic() - self._begun < _START_SECONDS:
+        if self._where or self.ended or time.monotonic() - self._started_at < _START_SECONDS:
             return
         raise TrainingError(
             f"no node of the Ray cluster had room for an actor ({self._engine.cpus:g} CPUs, "
@@ -716,7 +716,7 @@ class _StorePickler(_Pickler):
         if isinstance(value, _Call) and len(value.arguments) >= _SHARED_BYTES:
             return _call_with, (value.number, value.method, self._number_of(value.arguments))
         if _is_shareable(value):
-            return _stored, (self._number_of(value),)
+            return _value_at, (self._number_of(value),)
         return super().reducer_override(value)
 
     def _number_of(self, value: Any) -> int:  # noqa: ANN401 (an array or bytes)
@@ -734,7 +734,7 @@ class _Arriving(threading.local):
 _arriving = _Arriving()
 
 
-def _stored(number: int) -> Any:  # noqa: ANN401 (an array or bytes)
+def _value_at(number: int) -> Any:  # noqa: ANN401 (an array or bytes)
     """The value of a reference: one object, however many there are to it."""
     import ray
 
@@ -749,7 +749,7 @@ def _stored(number: int) -> Any:  # noqa: ANN401 (an array or bytes)
 
 
 def _call_with(number: int, method: str | None, arguments: int) -> _Call:
-    return _Call(number, method, _stored(arguments))
+    return _Call(number, method, _value_at(arguments))
 
 
 def _pickle(value: object, store: Store) -> tuple[bytes, list[Any]]:
@@ -809,6 +809,10 @@ def own_facts() -> _Facts:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     where = f"{socket.gethostname()} (process {os.getpid()})"
+    with suppress(OSError):  # an actor's output is a file
+        log_file = os.readlink("/proc/self/fd/1")  # noqa: PTH115 (no path where it is a terminal)
+        if log_file.endswith((".out", ".log")):
+            where = f"{socket.gethostname()} (process {os.getpid()}, log {log_file})"
     return _Facts(where, versions, _processor())
 
 

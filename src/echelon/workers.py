@@ -407,7 +407,7 @@ def _run_in_workers(
     results: list[_R | Failure | None] = [None] * len(jobs)
     waiting, asked = list(range(len(jobs))), False
     here = engine()
-    begun: set[int] = set()
+    sent: set[int] = set()
     deaths = [0] * len(jobs)
     running: dict[Worker, int] = {}
     idle: list[Worker] = []
@@ -424,10 +424,10 @@ def _run_in_workers(
                     idle = [worker for worker in idle if worker.is_alive()]
                     worker = idle.pop() if idle else here.start(_do_jobs, here.task_of(task))
                     k = waiting.pop(0)
-                    if k not in begun:
+                    if k not in sent:
                         held.enter_context(here.hold(jobs[k]))
-                    worker.send(here.parcel(jobs[k], again=k in begun))
-                    begun.add(k)
+                    worker.send(here.parcel(jobs[k], again=k in sent))
+                    sent.add(k)
                     running[worker] = k
                 for worker in here.ready(running, timeout=0.2):
                     outcome, k = worker.receive(), running[worker]

@@ -74,11 +74,11 @@ Seeds = Annotated[
 ]
 
 
-def _refuse_workers(workers: int | None) -> int | None:
-    """Before anything is made: `worker_count` knows the configuration too."""
+def _refuse_workers(context: typer.Context, workers: int | None) -> int | None:
+    """Before anything is made: `worker_count` knows the configuration too, a cluster its room."""
     from echelon.config.sizes import refuse_processes
 
-    if workers is not None:
+    if workers is not None and context.params.get("on") is None:
         refuse_processes("--workers", workers)
     return workers
 
@@ -98,6 +98,7 @@ On = Annotated[
     typer.Option(
         "--on",
         metavar="ray[:ADDRESS]",
+        is_eager=True,  # before --workers, of which this machine need not have the memory
         help="Work on a Ray cluster: HOST:PORT of its head, local for one on this machine; "
         "default: what the section `compute` says, processes of this machine.",
     ),

@@ -118,20 +118,20 @@ class Tuning(RunBatch):
         """The trials to do next, those that an earlier session began first; None: all are done."""
         optuna = import_optuna()
         distributions = {r.key: _distribution(optuna, r) for r in self.ranges}
-        running = (optuna.trial.TrialState.RUNNING,)
-        begun = list(study.get_trials(deepcopy=False, states=running))
+        unfinished = (optuna.trial.TrialState.RUNNING,)
+        running = list(study.get_trials(deepcopy=False, states=unfinished))
         n_before = len(study.get_trials(deepcopy=False))
         # A generation that a kill interrupted is asked for to its end.
         wanted = min(-(-n_before // self.generation) * self.generation, self.n_trials)
-        if not begun and wanted == n_before:
+        if not running and wanted == n_before:
             wanted = min(n_before + self.generation, self.n_trials)
         for number in range(n_before, wanted):
             study.sampler = _sampler(optuna, self.sampler, self.base.seed, number)
-            begun.append(study.ask(distributions))
-        if not begun:
+            running.append(study.ask(distributions))
+        if not running:
             return None
         trials = []
-        for trial in begun:
+        for trial in running:
             items = tuple(f"{key}={_as_yaml(value)}" for key, value in trial.params.items())
             try:
                 override_config(self.base, items)

@@ -192,7 +192,7 @@ def train_execution_seed(job: SeedJob, report: Report, should_stop: ShouldStop) 
             result = read_json(directory / RESULT, _Result, "Remove it and resume.")
             if result["ending"] == "done":
                 return Outcome(*(result[name] for name in _Result.__annotations__))  # type: ignore[literal-required]
-        data = job.loaded(load_execution_days)
+        data = job.learning_data(load_execution_days)
         return train_execution(
             job.config, data, directory, job.seed, report, should_stop, resume=job.resume
         )

@@ -414,7 +414,7 @@ class SeedJob:
         trained = resume_point(seed_directory(self.run, self.seed)) is not None
         return replace(self, resume=True, checkpoint=None) if trained else self
 
-    def loaded(self, load: Callable[[SeedJob], Any]) -> Any:  # noqa: ANN401 (worlds, or days)
+    def learning_data(self, load: Callable[[SeedJob], Any]) -> Any:  # noqa: ANN401 (worlds, or days)
         """What it learns from: what came along, or what `load` reads."""
         if isinstance(self.data, EchelonError):
             raise self.data
@@ -430,7 +430,7 @@ def train_seed(job: SeedJob, report: Report, should_stop: ShouldStop) -> Outcome
             if (done := finished_outcome(job.config, directory)) is not None:
                 return done
             point = resume_point(directory)
-        worlds = job.loaded(load_worlds)
+        worlds = job.learning_data(load_worlds)
         if not ready(job.config, worlds, directory, should_stop):
             return Outcome(job.seed, "stopped", 0, -1, -math.inf, 0.0)
         training = Training(job.config, worlds, directory, job.seed, resume=point)
@@ -505,4 +505,4 @@ def _lacks_encoder(job: SeedJob) -> bool:
 def _make_encoder(job: SeedJob, _report: Report, should_stop: ShouldStop) -> bool:
     """Pre-train the encoder of the job's run, which needs nothing of the seed."""
     directory = seed_directory(job.run, job.seed)
-    return ready(job.config, job.loaded(load_worlds), directory, should_stop)
+    return ready(job.config, job.learning_data(load_worlds), directory, should_stop)
