@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -412,3 +413,42 @@ def test_an_order_whose_request_was_lost_is_sent_again_before_the_next_bar(
         assert lost
         assert {order["state"] for order in engine.state.orders.values()} == {"accepted"}
         assert {status.id for status in engine.broker.open_orders()} == set(engine.state.orders)
+
+
+_NOT_SHOWN = ("start", "snapshot")
+
+
+class _Onlooker:
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, Any]] = []
+        self.in_flight = 0
+
+    def watch(self, engine: LiveEngine, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        self.entries += entries
+        states = [order["state"] for order in engine.state.orders.values()]
+        self.in_flight += states.count("intent")
+
+
+class _Clumsy:
+    def watch(self, _engine: LiveEngine, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        raise ZeroDivisionError(f"{len(entries)} entries")
+
+
+def test_watchers_see_every_entry_once_orders_are_out_and_one_that_fails_disturbs_nothing(
+    run_whole: tuple[Served, date, list[dict[str, Any]]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    known, until, whole = run_whole
+    path, seen = tmp_path / "again.db", _Onlooker()
+    for bars in (5, 7):
+        with _engine(known, path, until) as engine:
+            engine.watchers += [_Clumsy(), seen]
+            engine.run(bars=bars)
+            assert engine.errors == {"_Clumsy.ZeroDivisionError": bars + 2}
+    assert _content(path) == whole
+    assert caplog.text.count("_Clumsy failed") == 2
+    assert seen.in_flight == 0
+    with Journal.read(path) as journal:
+        written = [(e.kind, e.body) for e in journal.entries() if e.kind not in _NOT_SHOWN]
+    assert [(kind, json.loads(json.dumps(body))) for kind, body in seen.entries] == written

@@ -53,12 +53,11 @@ def open_batch(
 def work_through(
     batch: RunBatch, given: options.RunOptions, before: Callable[[], None] = lambda: None
 ) -> Iterator[Course]:
-    """Train and evaluate the runs, and hold their directory until what came out is written."""
     from echelon.config.sizes import refuse_sizes
     from echelon.evaluation.batch import Course
 
     refuse_sizes(batch.base)
-    with batch.lock():
+    with batch.lock(), given.exporting_metrics(batch.directory):
         if given.resume is None:
             batch.make_room(overwrite=given.overwrite)
         batch.save()  # with the number of seeds of now

@@ -33,9 +33,11 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from echelon.errors import bound_message, printable
+from echelon.errors import ConfigError, bound_message, printable
 
 if TYPE_CHECKING:
+    from echelon.config.alerts import AlertsConfig
+    from echelon.monitoring.alerts import Alerter
     from echelon.training.loop import Outcome
     from echelon.training.loop import Progress as Standing
 
@@ -49,7 +51,6 @@ def warn(text: str) -> None:
 
 
 def fail(label: str, text: object, *, style: str = "bold red") -> None:
-    """Print `label`, in `style`, and what happened to stderr."""
     err.print(Text.assemble((label, style), " ", bound_message(str(text))), soft_wrap=True)
 
 
@@ -71,7 +72,6 @@ def number_table(title: str, *columns: str) -> Table:
 
 
 def add_row(table: Table, *cells: str) -> None:
-    """Add a row of plain text."""
     table.add_row(*(Text(printable(cell)) for cell in cells))
 
 
@@ -109,11 +109,9 @@ class ProgressBar:
         self._task = progress.add_task(label, total=None)
 
     def show(self, done: int, total: int | None = None) -> None:
-        """Show how many are done, and of how many where that is known."""
         self._progress.update(self._task, completed=done, total=total)
 
     def label(self, text: str) -> None:
-        """Change what is being done."""
         self._progress.update(self._task, description=text)
 
 
@@ -167,7 +165,6 @@ class Watch:
             err.print(f"{self._labels[k]}: {now.step:,} steps, {_words(now)}", soft_wrap=True)
 
     def end(self, k: int, outcome: Outcome) -> None:
-        """Show that training k ended, or had ended before."""
         self._ended.add(k)
         self._started_at.setdefault(k, self._totals[k])
         self._steps[k] = self._totals[k]
@@ -232,6 +229,24 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def open_alerter(config: AlertsConfig, source: str, *, needed: bool = True) -> Alerter:
+    """Who sends the alerts of a configuration, in its language. source: what they are of
+
+    needed: False where the configuration is a run's, whose addresses this machine may not have
+    """
+    from echelon.config.alerts import AlertsConfig
+    from echelon.monitoring.alerts import Alerter
+    from echelon.report.texts import Words
+
+    try:
+        return Alerter(config, source, Words(config.language).alert)
+    except ConfigError as error:
+        if needed:
+            raise
+        warn(f"no alerts are sent: {error}")
+        return Alerter(AlertsConfig())
 
 
 def say_rules(facts: Mapping[str, Any], of: str = "") -> None:

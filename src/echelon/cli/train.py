@@ -12,9 +12,9 @@ import typer
 from rich.text import Text
 
 from echelon.cli import options
-from echelon.cli.console import add_row, clock, err, out, text_table, watching
+from echelon.cli.console import add_row, clock, err, open_alerter, out, text_table, watching
 from echelon.cli.prepare import prepare_run
-from echelon.errors import EchelonError, Stopped, UsageError
+from echelon.errors import EchelonError, Stopped, UsageError, shorten
 from echelon.files import exclusive_lock
 from echelon.runs import RunDirectory
 
@@ -38,7 +38,8 @@ def train(given: options.RunOptions) -> None:
         raise UsageError("--resume goes on with its own run; leave --config and --overwrite out.")
     tree = given.read_config(run)
     directory = options.run_directory(given.config, given.output_dir, run, tree.logging.output_dir)
-    outcomes = train_run(tree, directory, "train", given, checkpoint)
+    with given.exporting_metrics(directory):
+        outcomes = train_run(tree, directory, "train", given, checkpoint)
     print_outcomes(outcomes, tree.train.select_by)
     from echelon.cli.evaluate import evaluate_run
     from echelon.config import user_code
@@ -108,6 +109,7 @@ def train_all_seeds(
     load: what a seed learns from, None: a portfolio agent's worlds
     tell: called with a seed that has made progress
     """
+    from echelon.monitoring.alerts import Alert
     from echelon.training.run import SeedJob, train_seed, train_seeds
     from echelon.workers import Failure
 
@@ -117,11 +119,17 @@ def train_all_seeds(
     resume = given.resume is not None
     jobs = [SeedJob(config, directory, seed, resume, checkpoint) for seed in wanted]
     number = {seed: k for k, seed in enumerate(wanted)}
-    with watching([f"seed {seed}" for seed in wanted], [total] * len(jobs)) as watch:
+    labels = [f"seed {seed}" for seed in wanted]
+    with (
+        open_alerter(config.alerts, directory.name) as alert,
+        watching(labels, [total] * len(jobs)) as watch,
+    ):
 
         def on_progress(now: Progress) -> None:
             tell(now.seed)
             watch.progress(number[now.seed], now)
+            for risk in now.alerts:
+                alert(risk)
 
         with options.working_on(config, given.workers):
             done = train_seeds(
@@ -131,6 +139,13 @@ def train_all_seeds(
                 train=train or train_seed,
                 load=load,
             )
+        for label, result in zip(labels, done.results, strict=True):
+            if isinstance(result, Failure):
+                why = shorten(f"{type(result.error).__name__}: {result.error}", 600)
+                alert(Alert("training_failed", "critical", label, values={"detail": why}))
+            elif result is not None and result.ending != "stopped":
+                values = {"steps": result.step, "score": result.best_score}
+                alert(Alert("training_ended", "info", label, values=values))
     for seed, result in zip(wanted, done.results, strict=True):
         # A failure says which seed it concerns; the traceback of a bug stays as it is.
         if len(jobs) > 1 and isinstance(result, Failure) and isinstance(result.error, EchelonError):

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from echelon.config._base import Section
+from echelon.config.alerts import AlertsConfig
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -61,6 +62,13 @@ class LimitsConfig(Section):
     """While this file exists, no order is sent."""
 
 
+class MetricsConfig(Section):
+    """Where Prometheus reads how an engine stands: `/metrics` of its control server."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of the control server, on 127.0.0.1; 0: any that is free, as `JOURNAL.control` says."""
+
+
 class LiveConfig(Section):
     """How an engine runs a bundle."""
 
@@ -68,6 +76,10 @@ class LiveConfig(Section):
     """Which bar sets pass."""
     limits: LimitsConfig = LimitsConfig()
     """The risk gate before every order."""
+    alerts: AlertsConfig = AlertsConfig()
+    """Who is told of what, by which channel."""
+    metrics: MetricsConfig = MetricsConfig()
+    """Where Prometheus reads."""
     snapshot_every: PositiveInt = 50
     """Bar sets between two snapshots of the state."""
     sync: bool = True

@@ -22,6 +22,7 @@ from echelon.config.agents import (
     StateConfig,
     TrainConfig,
 )
+from echelon.config.alerts import AlertsConfig
 from echelon.config.data import DataConfig
 from echelon.config.execution import ExecutionConfig
 from echelon.config.features import FeaturesConfig, NormalizationConfig
@@ -161,6 +162,8 @@ class Config(Section):
     """Folds of `echelon walk-forward`."""
     compute: Annotated[ComputeConfig, Field(exclude=True)] = ComputeConfig()
     """Where work is done."""
+    alerts: AlertsConfig = AlertsConfig()
+    """Who is told of risk events and of how training ended; no result and no hash depends on it."""
 
     @field_validator("assets")
     @classmethod

@@ -29,12 +29,13 @@ import hashlib
 import logging
 import queue
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -124,6 +125,7 @@ class LiveState:
             **{name: getattr(self, name) for name in ("mode", "why", "time", "bars", "in_charge")},
             "equity": self.risk.equity,
             "drawdown": 1.0 - self.risk.equity / self.risk.peak if self.risk.peak else 0.0,
+            "turnover": self.risk.traded / self.risk.equity if self.risk.equity else 0.0,
             "account": dict(self.account),
             "orders": [dict(order) for order in self.orders.values()],
             "counts": dict(self.counts),
@@ -174,6 +176,17 @@ class Command(NamedTuple):
     undo: bool = False  # of reconcile: send what brings the venue back
 
 
+class Watcher(Protocol):
+    """Who looks on: metrics, alerts. It must not wait for anything; see `LiveEngine.watchers`."""
+
+    def watch(self, engine: LiveEngine, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        """entries: (kind, body) of what was committed since the last call, in order; may be none
+
+        Called by the engine's own thread once a bar's orders are out, while no bar comes, while the
+        venue is waited for, and when `run` starts.
+        """
+
+
 class LiveEngine(Closing):
     """Runs a bundle on a feed and a broker; see the module's text."""
 
@@ -197,6 +210,10 @@ class LiveEngine(Closing):
         self.commands: queue.SimpleQueue[tuple[Command, Future[dict[str, Any]]]] = (
             queue.SimpleQueue()
         )
+        self.watchers: list[Watcher] = []
+        self.errors: Counter[str] = Counter()  # that trading went on behind, by kind
+        self._written: list[tuple[str, Mapping[str, Any]]] = []  # entries not committed yet
+        self._committed: list[tuple[str, Mapping[str, Any]]] = []  # and not shown yet
         self._venue = broker if isinstance(broker, SimulatedVenue) else None
         self.trouble = ""  # why the venue does not answer
         self.published = self.status()
@@ -238,7 +255,7 @@ class LiveEngine(Closing):
                 gate = Gate.from_engine(decider, config.gate, live=feed.live)
                 engine = cls(decider, gate, opened, feed, broker, config, clock)
                 engine._snapshot()
-                opened.commit()
+                engine._commit()
             else:
                 # Whoever can write the file can make a chain that holds: see `journal`.
                 with blaming(journal, _REMEDY):
@@ -252,7 +269,7 @@ class LiveEngine(Closing):
                     engine.state = LiveState.from_dict(facts["live"])
                     engine._replay(opened.entries(seq))
                 engine._record("recovered", {"snapshot": seq, "time": engine.state.time})
-                opened.commit()
+                engine._commit()
         except BaseException:
             opened.close()
             raise
@@ -267,6 +284,7 @@ class LiveEngine(Closing):
     def run(self, stop: Callable[[], bool] = lambda: False, *, bars: int | None = None) -> None:
         """Run until the feed ends, `stop` says so, or so many bar sets are done."""
         self._stop = stop
+        self._show_watchers()
         self.reconcile()
         state = self.state
         self.gate.resume(state.offsets, state.seen, state.refused_to)
@@ -305,13 +323,13 @@ class LiveEngine(Closing):
         source = {"offsets": gate.offsets, "seen": gate.seen, "doubted": gate.doubted}
         received = self.clock.wall()
         self._record("bars", {**body, **source, "received": received.isoformat()}, data)
-        self.journal.commit()
+        self._commit()
         self._decide(bars, received)
         self.latency = self.clock.monotonic() - began
         self.decider.complete()
         if self.state.bars % self.config.snapshot_every == 0:
             self._snapshot()
-        self.published = self.status()
+        self._show_watchers()
 
     def _decide(self, bars: BarSet, received: datetime) -> None:
         """What follows from bars that are in the journal."""
@@ -333,7 +351,7 @@ class LiveEngine(Closing):
         for breach in breached_limits(self.config.limits, self.state.risk):
             self._record("halt", {"reason": "limit", "detail": breach})
         orders = self._write_orders(decision, account, received)
-        self.journal.commit()
+        self._commit()
         self.decision, self._undecided = decision, None
         self._send(orders)
 
@@ -342,7 +360,7 @@ class LiveEngine(Closing):
         log.warning("halted: %s: %s", reason, detail)
         self._drain_refusals()
         self._record("halt", {"reason": reason, "detail": detail[:2_000]})
-        self.journal.commit()
+        self._commit()
         self.published = self.status()
 
     def reconcile(self) -> list[str]:
@@ -358,7 +376,7 @@ class LiveEngine(Closing):
             self._record("fills", {"fills": [f._asdict() for f in fills], "cursor": cursor})
         if fills:
             self._record("account", account._asdict())
-        self.journal.commit()
+        self._commit()
         return differences
 
     def peek(self) -> dict[str, Any]:
@@ -449,6 +467,7 @@ class LiveEngine(Closing):
         try:
             answers = self.broker.submit(orders)
         except BrokerError as error:
+            self.errors["venue"] += 1
             log.warning("%s: no answer to %d order(s): %s", self.broker.name, len(orders), error)
             answers = [OrderStatus(order.id, "unknown", 0.0, str(error)) for order in orders]
         self._take_answers(answers)
@@ -536,7 +555,7 @@ class LiveEngine(Closing):
         ]
         self._write_intents(orders, (), self.decider.time, 0.0, "flatten")
         self._record("halt", {"reason": "command", "detail": "flattened by an operator"})
-        self.journal.commit()
+        self._commit()
         self._send(orders)
 
     # Venue and journal.
@@ -614,9 +633,11 @@ class LiveEngine(Closing):
         if str(error) != self.trouble:
             log.warning("%s: does not answer: %s", self.broker.name, error)
         self.trouble = str(error)
+        self.errors["venue"] += 1
         self.published = self.status()
 
     def _wait(self, seconds: float) -> None:
+        self._show_watchers()
         if self._stop():
             raise Interrupted("stopped while the venue does not answer; start again to go on")
         self._obey()
@@ -626,7 +647,7 @@ class LiveEngine(Closing):
         """While no bar comes: write down what came, send again what was lost, look at the venue."""
         self._drain_refusals()
         if self._in_flight():
-            self.journal.commit()
+            self._commit()
             self._resolve()
         now = self.clock.monotonic()
         if self._venue is None and self.state.account and now - self._asked > _ASK_SECONDS:
@@ -635,7 +656,8 @@ class LiveEngine(Closing):
                 self._take_answers(self.broker.orders(list(self.state.orders)).values())
             except BrokerError as error:
                 self._note_silence(error)
-        self.journal.commit()
+        self._commit()
+        self._show_watchers()
 
     def _drain_refusals(self) -> None:
         for refusal in self.gate.drain():
@@ -693,7 +715,7 @@ class LiveEngine(Closing):
         if command.name not in COMMANDS:
             raise UsageError(f"{command.name!r} is no command; there are {', '.join(COMMANDS)}.")
         seq = self._record("command", command._asdict())
-        self.journal.commit()
+        self._commit()
         result: dict[str, Any] = {}
         if command.name == "flatten":
             self._flatten(seq)
@@ -724,7 +746,7 @@ class LiveEngine(Closing):
         self._record("fills", {"fills": [f._asdict() for f in fills], "cursor": cursor})
         self._record("account", account._asdict())
         self._write_intents(orders, (), self.decider.time, 0.0, "undo")
-        self.journal.commit()
+        self._commit()
         self._send(orders)
         return []
 
@@ -734,7 +756,29 @@ class LiveEngine(Closing):
         """Write an entry down, and take it in as a recovery would."""
         seq = self.journal.append(kind, body, data)
         self.state.apply(kind, body)
+        self._written.append((kind, body))
         return seq
+
+    def _commit(self) -> None:
+        self.journal.commit()
+        self._committed += self._written
+        self._written.clear()
+
+    def _show_watchers(self) -> None:
+        """Show what was committed; a watcher that fails is logged once a kind, and counted."""
+        entries, self._committed = self._committed, []
+        if entries:
+            self.published = self.status()
+        for watcher in self.watchers:
+            try:
+                watcher.watch(self, entries)
+            except Exception as error:
+                kind = f"{type(watcher).__name__}.{type(error).__name__}"
+                if not self.errors[kind]:
+                    log.exception(
+                        "%s failed; the engine goes on without it", type(watcher).__name__
+                    )
+                self.errors[kind] += 1
 
     def _replay(self, entries: Iterable[Entry]) -> None:
         """Take in the entries behind a snapshot; decisions must come out as they were."""

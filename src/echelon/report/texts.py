@@ -15,36 +15,38 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Literal, get_args
 
-import yaml
-
 from echelon.errors import UsageError
+from echelon.files import package_yaml
+from echelon.monitoring.alerts import Alert
 from echelon.ops.measures import LABELS
 
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # without libyaml: the same, slower
 Lang = Literal["en", "zh"]
 DASH = "–"
 """Stands for a number that there is not."""
 MEAN = "mean"
 """Key of what is a mean over seeds."""
 
+_SUBJECTS = {
+    "halt": "live_halt",
+    "refused": "refused",
+    "stopped": "stopped",
+    "rejected": "reason",
+    "command": "live_command",
+}
+"""Kind of an alert whose subject is a code → what it is a code of."""
 _EXPERT = re.compile(r"expert (\d+)")
 
 
 @cache
 def catalogue(lang: str) -> Mapping[str, str]:
-    """Key → text of a language."""
-    file = files("echelon.report").joinpath("catalogue", f"{lang}.yaml")
-    tree: dict[str, str] = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 (a SafeLoader)
+    tree: dict[str, str] = package_yaml("echelon.report", f"catalogue/{lang}.yaml")
     return tree
 
 
 class Words:
-    """The texts of one language."""
-
     def __init__(self, lang: str) -> None:
         if lang not in get_args(Lang):
             raise UsageError(f"no report in language {lang!r}: choose en or zh.")
@@ -58,11 +60,9 @@ class Words:
         return other
 
     def __call__(self, key: str, **fields: object) -> str:
-        """The text of `key`, its fields filled in."""
         return self._texts[key].format(**fields)
 
     def __contains__(self, key: str) -> bool:
-        """Whether there is a text of that key."""
         return key in self._texts
 
     def count(self, key: str, n: int) -> str:
@@ -72,12 +72,16 @@ class Words:
     def measure(self, name: str) -> str:
         """What a measure is called; without a translation, as in English."""
         label = LABELS.get(name)
-        return self._text_or("measure", name, label.text if label else name.replace("_", " "))
+        if label is None:
+            return name.replace("_", " ")
+        return (self.lang == "zh" and label.text_zh) or label.text
 
     def meaning(self, name: str) -> str:
         """What a measure means, in a sentence; without a translation, as in English."""
         label = LABELS.get(name)
-        return self._text_or("meaning", name, label.meaning if label else self.measure(name))
+        if label is None:
+            return self.measure(name)
+        return (self.lang == "zh" and label.meaning_zh) or label.meaning
 
     def name(self, key: str) -> str:
         """What a baseline, an agent (`seed-42`) or the mean of agents is called."""
@@ -114,6 +118,23 @@ class Words:
         details = (f"{name} {value}" for name, value in values.items())
         return self("comma").join((code.replace("_", " "), *details))
 
+    def alert(self, alert: Alert) -> str:
+        """The sentence of an alert, after its severity; of risk control's as in a report."""
+        kind, values = alert.kind, dict(alert.values)
+        term = _SUBJECTS.get(kind)
+        who = self.who(alert.who) if term is None else self.term(term, alert.who)
+        text = self._texts.get(f"alert_{kind}")
+        if text is None:
+            event = self.event(kind, values)
+            text = self("colon").join(filter(None, (self.term("risk", kind), who, event)))
+            if "limit" in values:
+                text += self("alert_measured", **values)
+        else:
+            text = text.format(who=who, **values)
+        if "repeated" in values:
+            text += self("alert_repeated", n=values["repeated"])
+        return self("colon").join((self(f"alert_{alert.severity}"), text))
+
     def _text_or(self, kind: str, key: str, default: str) -> str:
         return self._texts.get(f"{kind}_{key}", default)
 
@@ -133,6 +154,5 @@ def languages_with(directory: Path, stem: str, lang: str) -> list[str]:
 
 
 def language_of(file: str) -> str:
-    """Language of a file by its name."""
     middle = file.split(".")[-2] if file.count(".") > 1 else "en"
     return middle if middle in get_args(Lang) else "en"

@@ -22,6 +22,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from echelon.agents.learner import RoundLearner
 from echelon.errors import DamagedError, StoreError, shorten
 from echelon.files import write_json
+from echelon.monitoring.alerts import Alert
 from echelon.runs.checkpoint import blaming_checkpoint, load_checkpoint, save_checkpoint
 from echelon.runs.metrics import MetricLog
 from echelon.runs.tracking import Sink, Status
@@ -51,7 +52,7 @@ class Progress:
     """Where training stands, for whoever watches.
 
     reward: mean of the last log interval, before scaling; score: of the last validation, NaN
-    before it; best: the best score so far
+    before it; best: the best score so far; alerts: of risk control in validations since the last
     """
 
     seed: int
@@ -61,10 +62,10 @@ class Progress:
     reward: float
     score: float
     best: float
+    alerts: tuple[Alert, ...] = ()
 
     @property
     def seconds_left(self) -> float:
-        """At the present pace."""
         return max(0, self.total - self.step) / max(self.steps_per_second, 1e-9)
 
 
@@ -95,8 +96,6 @@ class Course:
 
 
 class TrainingLoop(ABC, Generic[LearnerT]):
-    """One learner's training, from the beginning or from a checkpoint."""
-
     def __init__(
         self,
         learner: LearnerT,
@@ -120,6 +119,7 @@ class TrainingLoop(ABC, Generic[LearnerT]):
         self.intervals, self.identity, self.made_of = intervals, identity, made_of
         self.select_by, self.reward_scale = select_by, reward_scale
         self.course = Course()
+        self.alerts: list[Alert] = []
         self.resumed_at: int | None = None
         self._passing: str | None = None
         """Name of the checkpoint of a stop, of which an uninterrupted training has none: the next
@@ -129,7 +129,6 @@ class TrainingLoop(ABC, Generic[LearnerT]):
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints are."""
         return self.directory / CHECKPOINTS
 
     @abstractmethod
@@ -194,7 +193,6 @@ class TrainingLoop(ABC, Generic[LearnerT]):
         return outcome
 
     def _sinks(self) -> list[Sink]:
-        """Where metrics go besides the log."""
         return []
 
     def _collect(self, metrics: Metrics) -> None:
@@ -209,7 +207,6 @@ class TrainingLoop(ABC, Generic[LearnerT]):
         return outcome.__dict__
 
     def _course_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the course."""
         return {"course": self.course.__dict__}
 
     def _restore_course(self, state: Mapping[str, Any]) -> Course:
@@ -249,7 +246,8 @@ class TrainingLoop(ABC, Generic[LearnerT]):
     def _progress(self, rate: float) -> Progress:
         course, steps, total = self.course, self.learner.steps, self.intervals.total
         best = course.best_score if course.best_step >= 0 else math.nan
-        return Progress(self.seed, steps, total, rate, course.reward, course.score, best)
+        alerts, self.alerts = tuple(self.alerts), []
+        return Progress(self.seed, steps, total, rate, course.reward, course.score, best, alerts)
 
     def _checkpoint(self, log: MetricLog, *, passing: bool = False) -> None:
         log.snapshot()

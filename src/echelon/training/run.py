@@ -34,6 +34,7 @@ from echelon.envs.world import World, world_of
 from echelon.errors import DamagedError, DataError, EchelonError, StoreError, UsageError, shorten
 from echelon.features.prepared import Prepared
 from echelon.files import blaming, exclusive_lock, json_line, read_json, write_json
+from echelon.population.policy import risk_alerts
 from echelon.runs import RunDirectory
 from echelon.runs.checkpoint import (
     TENSORS,
@@ -54,6 +55,8 @@ from echelon.workers import JobResults, Report, ShouldStop, engine, run_jobs
 LEARNER_FACTS = "learner.json"
 _LEAST_VALID = 3
 """Bars of a validation window: two returns have a standard deviation."""
+_MOST_ALERTS = 100
+"""Of validations, the last ones, that wait for whoever watches."""
 
 _TRAINED_BY = (
     *("assets", "window", "fee_rate", "buy_pct", "sell_pct", "split", "features", "normalization"),
@@ -122,8 +125,6 @@ def _encoder(
 
 
 class Training(TrainingLoop[Learner]):
-    """One agent's training, from the beginning or from a checkpoint."""
-
     def __init__(
         self, config: Config, worlds: Worlds, directory: Path, seed: int, resume: Path | None = None
     ) -> None:
@@ -162,7 +163,6 @@ class Training(TrainingLoop[Learner]):
         on_progress: Callable[[Progress], None] | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Outcome:
-        """Train to the end, or until `should_stop` says so after some round."""
         if (facts := self.learner.facts()) is not None:
             parts = facts._asdict().items()
             sizes = {name: None if size is None else size._asdict() for name, size in parts}
@@ -172,8 +172,11 @@ class Training(TrainingLoop[Learner]):
     def validate(self) -> Metrics:
         """Measures of the present policy on the validation window; means where it has stretches."""
         policy, world = self.learner.policy(), self.worlds.valid
-        runs = (run_backtest(policy, world, span, self.config) for span in self.valid_spans)
-        spans = [run.measures for run in runs]
+        spans = []
+        for valid in self.valid_spans:
+            run = run_backtest(policy, world, valid, self.config)
+            spans.append(run.measures)
+            self.alerts = [*self.alerts, *risk_alerts(policy, run.times)][-_MOST_ALERTS:]
         return {name: sum(m[name] for m in spans) / len(spans) for name in spans[0]}
 
     def _save_best(self) -> None:
@@ -270,16 +273,13 @@ class TrainedRun:
 
     @cached_property
     def prepared(self) -> Prepared:
-        """The features and prices it was trained on, verified against what run.json says."""
         return Prepared.open(self.path, RunDirectory(self.path).trained_on())
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What run.json says."""
         return RunDirectory(self.path).facts()
 
     def best_step(self, seed: int) -> int:
-        """Step of the seed's best checkpoint."""
         return self._best(seed).step
 
     def weights(self, seed: int) -> dict[str, Tensor]:
@@ -287,7 +287,6 @@ class TrainedRun:
         return below_prefix("net.", self._best(seed).tensors)
 
     def policy(self, seed: int) -> Policy:
-        """The seed's best agent."""
         data = self.prepared.manifest["content_hash"]
         checkpoint = self._best(seed)
         trained_on = checkpoint.state.get("data")
@@ -322,7 +321,6 @@ class TrainedRun:
 
 
 def seed_directory(run: Path, seed: int) -> Path:
-    """Where a seed's training is."""
     return run / "seeds" / str(seed)
 
 

@@ -26,6 +26,7 @@ from echelon.population.reference_policies import HEDGE, expert_key
 from echelon.report.charts.chart import BASELINES
 from echelon.runs import RunDirectory
 from echelon.runs.metrics import LOG, TABLE, read_metrics
+from echelon.runs.registry import NESTED
 from echelon.training.run import seed_directory
 from echelon.types import Floats, Times
 
@@ -61,7 +62,6 @@ class Record:
 
     @property
     def commanded(self) -> CommandRecord:
-        """Who was in charge."""
         assert self.command is not None, f"{self.key} commands nobody"
         return self.command
 
@@ -84,7 +84,6 @@ class SplitData:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Provenance of the evaluation."""
         return self.evaluation.facts
 
     @cached_property
@@ -94,7 +93,6 @@ class SplitData:
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """Agents, then baselines."""
         return (*self.agents, *self.baselines)
 
     @cached_property
@@ -128,12 +126,10 @@ class RunData:
 
     @property
     def name(self) -> str:
-        """The directory's name."""
         return self.path.resolve().name
 
     @property
     def main(self) -> SplitData:
-        """The split that counts most."""
         return self.splits[0]
 
     @cached_property
@@ -146,10 +142,12 @@ def gather(run: Path, splits: Sequence[str] | None) -> RunData:
     """Read a run; `splits` None: all it was evaluated on."""
     config_file = run / "config.yaml"
     if not config_file.is_file():
-        raise StoreError(
-            f"{config_file}: no such file, so {run} is not a run directory. `echelon train` makes "
-            "one."
+        inner = (path for name in NESTED for path in sorted((run / name).glob("*/config.yaml")))
+        first = next(inner, None)  # of an ablation or a comparison
+        remedy = (
+            "`echelon train` makes one." if first is None else f"Name one in it: {first.parent}"
         )
+        raise StoreError(f"{config_file}: no such file, so {run} is not a run directory. {remedy}")
     wanted = set(RunDirectory(run).evaluated_splits() if splits is None else splits)
     unknown = sorted(wanted - set(SPLITS))
     if unknown:

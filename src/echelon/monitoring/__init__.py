@@ -1,0 +1,1 @@
+"""What watches a run: metrics, alerts, and the guards against what training never saw."""
