@@ -172,18 +172,20 @@ class RayEngine(Engine):
 
     def start(self, work: Callable[..., None], *args: object, daemon: bool = False) -> Worker:
         """Start an actor; nobody waits until it is there."""
-        import ray
-
         del daemon  # an actor ends with its owner
-        actor = ray.remote(_Host).options(
-            num_cpus=0 if self.deaths else self.cpus,
-            memory=self.memory or None,
-            max_restarts=0,
-            max_concurrency=4,
-        )
-        inside = (0.0 if self.deaths else self.inside, self.memory, 0.0, self.openblas)
         data = _pack((work, args))
-        return RayWorker(self, actor.remote(data, inside, sys.path))
+
+        def actor() -> Any:  # noqa: ANN401 (Ray's handle)
+            options = {
+                "num_cpus": 0 if self.deaths else self.cpus,
+                "memory": self.memory or None,
+                "max_restarts": 0,
+                "max_concurrency": 4,
+            }
+            inside = (0.0 if self.deaths else self.inside, self.memory, 0.0, self.openblas)
+            return import_ray().remote(_Host).options(**options).remote(data, inside, sys.path)
+
+        return RayWorker(self, actor)
 
     def ready(self, workers: Iterable[Worker], timeout: float | None = None) -> list[Worker]:
         """Those that have sent something, or have ended."""
@@ -262,8 +264,11 @@ class RayEngine(Engine):
 class RayWorker(Worker):
     """An actor, and what was heard of it."""
 
-    def __init__(self, engine: RayEngine, actor: Any) -> None:  # noqa: ANN401 (Ray's handle)
-        super().__init__(actor, None)  # type: ignore[arg-type]
+    def __init__(self, engine: RayEngine, start: Callable[[], Any]) -> None:
+        super().__init__(start(), None)  # type: ignore[arg-type]
+        self._start = start
+        self._early: list[tuple[bytes, list[Any]]] = []
+        """What it was given before it was at work."""
         self._engine, self._where = engine, ""
         self._started_at = time.monotonic()
         self.heard: collections.deque[Any] = collections.deque()
@@ -276,6 +281,11 @@ class RayWorker(Worker):
             return
         data, refs = _pickle(message, self._engine.store)
         self._engine.sent += len(data)
+        if not self._where:
+            self._early.append((data, refs))
+        self._put(data, refs)
+
+    def _put(self, data: bytes, refs: list[Any]) -> None:
         self.process.put.remote(self._number, data, refs)
         self._number += 1
 
@@ -293,13 +303,20 @@ class RayWorker(Worker):
         try:
             messages = ray.get(taking)
         except ray.exceptions.RayError as error:
-            self._lose(str(error))
+            if self._where or "node has died" not in str(error):
+                self._lose(str(error))
+                return
+            # Ray had not noticed yet that the node was gone: no work was lost, so none is done.
+            self._engine.deaths += 1
+            self.process, self._number = self._start(), 0
+            for data, refs in self._early:
+                self._put(data, refs)
             return
         for data, refs in messages:
             self._engine.heard += len(data)
             message = _unpickle(data, refs, self._engine.store)
             if isinstance(message, _Facts):
-                self._where = message.where
+                self._where, self._early = message.where, []
                 self._engine.check(message)
             elif isinstance(message, _Bye):
                 self._lose(message.error or "it left")
@@ -769,7 +786,7 @@ def _unpickle(data: bytes, refs: Sequence[Any], store: Store) -> Any:  # noqa: A
 def _is_shareable(value: Any) -> bool:  # noqa: ANN401 (anything)
     """Long, and so that nobody can change it."""
     numpy = sys.modules.get("numpy")
-    if numpy is None or type(value) is not numpy.ndarray or value.dtype.hasobject:  # type: ignore[attr-defined]
+    if numpy is None or type(value) is not numpy.ndarray or value.dtype.hasobject:
         return False
     part: Any = value
     if part.nbytes < _SHARED_BYTES:

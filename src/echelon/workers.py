@@ -185,7 +185,14 @@ class Pool(Closing, Generic[_T_co]):
         try:
             if self.remote:
                 self.workers.extend(self._start() for _ in range(min(workers, size)))
-            for failure in self._make(range(size)):
+            failures = self._make(range(size))
+            for _ in range(self._engine.retries):
+                ended = [w for w, worker in enumerate(self.workers) if worker.ended is not None]
+                for w in ended:
+                    self.workers[w] = self._start()
+                again = [number for w in ended for number in self._housemates(w)]
+                failures = [*(f for f in failures if not f.lost), *self._make(again)]
+            for failure in failures:
                 raise failure.error
         except BaseException:
             self.close()
