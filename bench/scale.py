@@ -136,7 +136,7 @@ def predict(alone: Round, away: Round, members: int, nodes: int, cpus: int) -> f
     return math.ceil(members / actors) * each + alone.coordinator + wire
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str] = ()) -> int:
     """Measure, and write what was measured."""
     parser = argparse.ArgumentParser(prog="bench.scale", description=__doc__)
     parser.add_argument("--steps", type=int, default=200_000, help="of a training")

@@ -26,7 +26,7 @@ LOW, HIGH, RATES = 1e-5, 1e-1, 12
 BARS = {"train": (70, 1200), "valid": (1205, 1600), "test": (1605, 1990)}
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str] = ()) -> int:
     """Tune, train at all the rates, and say in which third the best trial is; 1: not the first."""
     parser = argparse.ArgumentParser(prog="bench.tuning", description=__doc__)
     parser.add_argument("--trials", type=int, default=20)

@@ -428,11 +428,15 @@ def _run_in_workers(
                         worker.send(None)
                 # A signal while they are started: the others are not.
                 while waiting and len(running) < workers and not stopped():
-                    idle = [worker for worker in idle if worker.is_alive()]
-                    worker = idle.pop() if idle else here.start(_do_jobs, here.task_of(task))
                     k = waiting.pop(0)
                     if k not in sent:
-                        held.enter_context(here.hold(jobs[k]))
+                        try:
+                            held.enter_context(here.hold(jobs[k]))
+                        except EchelonError as error:
+                            results[k] = Failure(error)
+                            continue
+                    idle = [worker for worker in idle if worker.is_alive()]
+                    worker = idle.pop() if idle else here.start(_do_jobs, here.task_of(task))
                     worker.send(here.parcel(jobs[k], again=k in sent))
                     sent.add(k)
                     running[worker] = k
