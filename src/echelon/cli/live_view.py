@@ -73,7 +73,8 @@ def read_recent(path: Path, status: Mapping[str, Any]) -> Recent:
     with Journal.read(path) as journal:
         symbols = journal.about()["symbols"]
         per_set = 1 + journal.seq // max(int(status["bars"]), 1)
-        kinds = ("bars", "decision", "refused", "stopped", "halt", "difference", "command")
+        shown = ("halt", "guard", "difference", "command")
+        kinds = ("bars", "decision", "refused", "stopped", *shown)
         for entry in journal.entries(max(0, journal.seq - _BARS * per_set), kinds):
             body = entry.body
             if entry.kind == "bars":
@@ -94,6 +95,9 @@ def read_recent(path: Path, status: Mapping[str, Any]) -> Recent:
 def _event(kind: str, body: Mapping[str, Any]) -> str:
     if kind == "halt":
         return f"halt: {body['reason']}: {body['detail']}"
+    if kind == "guard":
+        what = f"{body['guard']} {body['event']}" if "guard" in body else body["event"]
+        return f"guard: {what}: {body.get('detail', '')}".rstrip(": ")
     if kind == "command":
         return f"command: {body['name']} by {body['by'] or 'operator'}"
     return f"{kind}: {'; '.join(body.get('differences', ())) or json_line(body, allow_nan=True)}"
@@ -127,8 +131,11 @@ def sparkline(values: Sequence[float]) -> str:
 
 def _head(status: Mapping[str, Any]) -> Text:
     mode, style = status["mode"].replace("_", " "), _MODES.get(status["mode"], "")
-    if not status.get("running", True):
-        mode = "no engine runs" if mode == "running" else f"{mode}; no engine runs"
+    if not (running := status.get("running", True)):
+        engine = (
+            "no engine runs" if running is False else "as written down: ECHELON_TOKEN is not set"
+        )
+        mode = engine if mode == "running" else f"{mode}; {engine}"
         style = "bold" if status["mode"] == "running" else style
     text = Text(printable(f"{status['policy']} · {status['broker']}  "), style="bold")
     text.append(mode, style)
