@@ -21,6 +21,9 @@ _SETTINGS = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # where there are no clusters, it is on loopback
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
+    # A node that was killed is known to be dead after three seconds, and not after fifteen.
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
 }
 
 

@@ -432,8 +432,8 @@ def _run_in_workers(
                     if k not in sent:
                         try:
                             held.enter_context(here.hold(jobs[k]))
-                        except EchelonError as error:
-                            results[k] = Failure(error)
+                        except EchelonError as locked:
+                            results[k] = Failure(locked)
                             continue
                     idle = [worker for worker in idle if worker.is_alive()]
                     worker = idle.pop() if idle else here.start(_do_jobs, here.task_of(task))
