@@ -72,7 +72,8 @@ def run(
         int | None, typer.Option("--bars", min=1, help="Stop after so many bar sets.")
     ] = None,
     no_control: Annotated[
-        bool, typer.Option("--no-control", help="Hear no commands; needs no token.")
+        bool,
+        typer.Option("--no-control", help="Hear no commands, export no metrics; needs no token."),
     ] = False,
     trust_code: TrustCode = None,
     log_level: Level = "INFO",
@@ -89,6 +90,8 @@ def run(
     from echelon.live.control import ControlServer
     from echelon.live.engine import Interrupted, LiveEngine
     from echelon.live.feeds import open_feed
+    from echelon.live.monitor import Monitor
+    from echelon.monitoring.metrics import LIVE, Metrics
     from echelon.stopping import stop_requests
 
     set_up_logging(log_level)
@@ -101,7 +104,9 @@ def run(
         engine = LiveEngine.open(loaded, place, journal, source, venue, settings, until=until)
         stack.enter_context(engine)
         if token is not None:
-            stack.enter_context(ControlServer(engine, token))
+            metrics = Metrics(*LIVE)
+            engine.watchers.append(Monitor(metrics, engine, feed))
+            stack.enter_context(ControlServer(engine, token, metrics, settings.metrics.port))
         state = engine.state
         typer.echo(
             f"{'goes on behind ' + state.time[:16] if state.bars else 'starts'}: "

@@ -61,6 +61,13 @@ class LimitsConfig(Section):
     """While this file exists, no order is sent."""
 
 
+class MetricsConfig(Section):
+    """Where Prometheus reads how an engine stands: `/metrics` of its control server."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of the control server, on 127.0.0.1; 0: any that is free, as `JOURNAL.control` says."""
+
+
 class LiveConfig(Section):
     """How an engine runs a bundle."""
 
@@ -68,6 +75,8 @@ class LiveConfig(Section):
     """Which bar sets pass."""
     limits: LimitsConfig = LimitsConfig()
     """The risk gate before every order."""
+    metrics: MetricsConfig = MetricsConfig()
+    """Where Prometheus reads."""
     snapshot_every: PositiveInt = 50
     """Bar sets between two snapshots of the state."""
     sync: bool = True

@@ -1,9 +1,10 @@
 """Operators: status and commands of a running engine, over loopback and with a token.
 
-The engine listens on a free port of 127.0.0.1, which `NAME.control` beside the journal says. The
-token is ECHELON_TOKEN on both sides. Commands wait in the engine's queue and are carried out
-between two bars, each written into the journal first. Where no engine runs, those that only change
-the mode are written into the journal directly, and hold when it starts.
+The engine listens on a free port of 127.0.0.1, or on `metrics.port`; `NAME.control` beside the
+journal says which. The token is ECHELON_TOKEN on both sides. Prometheus reads `/metrics`. Commands
+wait in the engine's queue and are carried out between two bars, each written into the journal
+first. Where no engine runs, those that only change the mode are written into the journal directly,
+and hold when it starts.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from echelon.errors import EchelonError, UsageError
 from echelon.files import Closing, read_json, write_json
 from echelon.live.brokers import BrokerError
 from echelon.live.engine import MODES, Command, LiveEngine
-from echelon.live.http import call, serve
+from echelon.live.http import call, metrics_route, serve
 from echelon.live.journal import Journal
+from echelon.monitoring.metrics import Metrics
 
 _SECONDS = 30.0
 """That a command is waited for: a bar may be in the middle of its step."""
@@ -29,12 +31,17 @@ _SECONDS = 30.0
 class ControlServer(Closing):
     """Where a running engine hears its operators."""
 
-    def __init__(self, engine: LiveEngine, token: str) -> None:
+    def __init__(
+        self, engine: LiveEngine, token: str, metrics: Metrics | None = None, port: int = 0
+    ) -> None:
+        """port: 0 takes any that is free"""
         self._engine = engine
         self._file = control_file(engine.journal.path)
         routes = {("GET", "/v1/status"): self._status, ("POST", "/v1/command"): self._command}
-        self._server = serve(routes, token, 0)
-        write_json(self._file, {"port": self._server.port, "pid": os.getpid()})
+        pages = {} if metrics is None else metrics_route(metrics)
+        self._server = serve({**routes, **pages}, token, port)
+        self.port = self._server.port
+        write_json(self._file, {"port": self.port, "pid": os.getpid()})
 
     def close(self) -> None:
         """Listen no longer."""

@@ -125,6 +125,7 @@ class LiveState:
             **{name: getattr(self, name) for name in ("mode", "why", "time", "bars", "in_charge")},
             "equity": self.risk.equity,
             "drawdown": 1.0 - self.risk.equity / self.risk.peak if self.risk.peak else 0.0,
+            "turnover": self.risk.traded / self.risk.equity if self.risk.equity else 0.0,
             "account": dict(self.account),
             "orders": [dict(order) for order in self.orders.values()],
             "counts": dict(self.counts),
@@ -328,7 +329,6 @@ class LiveEngine(Closing):
         self.decider.complete()
         if self.state.bars % self.config.snapshot_every == 0:
             self._snapshot()
-        self.published = self.status()
         self._show_watchers()
 
     def _decide(self, bars: BarSet, received: datetime) -> None:
@@ -767,6 +767,8 @@ class LiveEngine(Closing):
     def _show_watchers(self) -> None:
         """Show what was committed; a watcher that fails is logged once a kind, and counted."""
         entries, self._committed = self._committed, []
+        if entries:
+            self.published = self.status()
         for watcher in self.watchers:
             try:
                 watcher.watch(self, entries)

@@ -1,4 +1,4 @@
-"""HTTP on this machine: JSON documents between an engine, its operators and a paper venue.
+"""HTTP on this machine: JSON documents between an engine, its operators and a paper venue; metrics.
 
     serve(routes, token, port)           a server on 127.0.0.1; routes: (method, path) → handler
     call(url, method, path, body, …)     one call; `Client` keeps its connection for many
@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 from echelon.errors import (
@@ -39,11 +39,12 @@ from echelon.errors import (
 )
 from echelon.files import Closing, json_line
 from echelon.live.brokers import BrokerError
+from echelon.monitoring.metrics import CONTENT_TYPE, Metrics
 
 log = logging.getLogger(__name__)
 
 Handler: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
-Routes: TypeAlias = Mapping[tuple[str, str], Handler]
+Routes: TypeAlias = Mapping[tuple[str, str], "Handler | Callable[[Mapping[str, Any]], Page]"]
 
 MAX_BODY = 64 * 1024 * 1024
 """Bytes of a request or an answer: bars of some 500,000 symbols."""
@@ -58,6 +59,13 @@ _STATUS: Mapping[type[EchelonError], int] = {
     StoreError: 503,
     BrokerError: 503,
 }
+
+
+class Page(NamedTuple):
+    """An answer that is no JSON document. kind: its media type"""
+
+    kind: str
+    data: bytes
 
 
 class Server(Closing):
@@ -90,6 +98,11 @@ class Server(Closing):
 def serve(routes: Routes, token: str, port: int) -> Server:
     """A server of these routes, which is listening; port: 0 takes any that is free."""
     return Server(routes, token, port)
+
+
+def metrics_route(metrics: Metrics) -> Routes:
+    """Where Prometheus reads."""
+    return {("GET", "/metrics"): lambda _: Page(CONTENT_TYPE, metrics.render())}
 
 
 class _HTTPServer(ThreadingHTTPServer):
@@ -200,10 +213,13 @@ class _Requests(BaseHTTPRequestHandler):
         self.close_connection = True
         self._send(status, {"error": shorten(why), "kind": "UsageError"})
 
-    def _send(self, status: int, tree: Mapping[str, Any]) -> None:
-        data = json_line(tree, allow_nan=True).encode()
+    def _send(self, status: int, answer: Mapping[str, Any] | Page) -> None:
+        if isinstance(answer, Page):
+            kind, data = answer
+        else:
+            kind, data = "application/json", json_line(answer, allow_nan=True).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         if self.close_connection:
             self.send_header("Connection", "close")

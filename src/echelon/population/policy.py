@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from echelon.backtest.policy import Policy, StatefulPolicy, lookback_of
 from echelon.config import Config
-from echelon.envs.act import ActionKind, Holdings, free
+from echelon.envs.act import ActionKind, Holdings, cap_weights, free
 from echelon.envs.world import World
 from echelon.errors import DataError, StoreError, UsageError
 from echelon.market import Rows
@@ -239,6 +239,10 @@ class HierarchyPolicy:
         assert self._run is not None, "nothing was decided yet"
         return self._run.command()
 
+    def own_targets(self) -> Floats | None:
+        """[K,N] what the experts' own books are to hold, of a single book; None: nothing yet."""
+        return None if self._run is None else self._run.own_targets()
+
     @property
     def record(self) -> CommandRecord | None:
         """What was done in the last run, if that was of one book and at least one bar long.
@@ -373,6 +377,11 @@ class _Run:
         self._steps.append(
             _Step(self.in_charge[0], later.decided[0], later.allowed[0, :-1], wanted)
         )
+
+    def own_targets(self) -> Floats:
+        """See `HierarchyPolicy`."""
+        pending, held = self._pending[:, 0], self._books.weights[:, 0]
+        return cap_weights(np.where(np.isnan(pending), held, pending))
 
     def command(self) -> Command:
         """Of the last decision about a single book; see `Command`."""

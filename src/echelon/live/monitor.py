@@ -1,0 +1,197 @@
+"""The watcher that fills the metrics of a live engine (`monitoring.metrics`).
+
+Counters follow the entries that the engine commits, so they agree with its journal. What else is
+measured is what the engine publishes of itself, and worked out when Prometheus asks, by the thread
+that answers it. An engine that starts has its gauges from its journal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, get_args
+from zoneinfo import ZoneInfo
+
+import numpy as np
+
+from echelon.data.calendars import FROM_DATA, ROUND_THE_CLOCK, hours
+from echelon.data.derive import PanelKind
+from echelon.live.brokers import OPEN, OrderState
+from echelon.live.engine import COMMANDS, LiveEngine
+from echelon.live.gate import REFUSED
+from echelon.live.limits import STOPPED, Mode
+from echelon.monitoring.metrics import Metrics
+from echelon.ops.diversity import entropy, mapd
+from echelon.population.policy import HierarchyPolicy
+from echelon.population.record import CASH
+from echelon.risk.cvar import tail_of, tail_points
+from echelon.types import Floats
+
+_COUNTED: Mapping[str, tuple[str, str]] = {
+    "order": ("live_orders_total", "side"),
+    "status": ("live_order_states_total", "state"),
+    "stopped": ("live_stopped_orders_total", "code"),
+    "refused": ("live_refused_bars_total", "reason"),
+    "halt": ("live_halts_total", "reason"),
+    "command": ("live_commands_total", "name"),
+}
+"""Kind of an entry → the counter, and the field that is its label."""
+_SIDES = ("buy", "sell")
+_SERIES: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("live_orders_total", "live_fills_total", "live_traded_value_total"), _SIDES),
+    "live_order_states_total": get_args(OrderState),
+    "live_fees_total": ("commission", "stamp"),
+    "live_stopped_orders_total": tuple(STOPPED),
+    "live_refused_bars_total": tuple(REFUSED),
+    "live_commands_total": COMMANDS,
+}
+"""Counters whose series are known beforehand, and begin at 0."""
+_CODE = re.compile(r"[a-z][a-z_]{1,40}")
+_ORDERS = 10_000
+"""Orders whose prices are remembered, twice."""
+
+
+class Monitor:
+    """Fills the metrics of one engine; see the module's text."""
+
+    def __init__(self, metrics: Metrics, engine: LiveEngine, feed: str) -> None:
+        """feed: as `--feed` names it"""
+        self._metrics, self._engine = metrics, engine
+        journal, bundle, policy = engine.journal, engine.decider.bundle, engine.decider.policy
+        info = bundle.id, bundle.manifest["policy"], engine.broker.name, feed.partition(":")[0]
+        metrics.set("live_info", 1.0, *info)
+        for name, labels in _SERIES.items():
+            for label in labels:
+                metrics.add(name, label, by=0.0)
+        self._hierarchy = policy if isinstance(policy, HierarchyPolicy) else None
+        self._targets = self._own_targets()
+        bars = journal.last("bars")
+        self._bars = None if bars is None else (bars.body["time"], bars.body["received"])
+        self._most = bundle.config.risk.cvar_window + 1
+        share = min(1.0, 2.0 * self._most / max(engine.state.counts.get("decision", 0), 1))
+        last = journal.entries(int((1.0 - share) * journal.seq), kinds=("decision",))
+        equities = [entry.body["account"]["equity"] for entry in last]
+        self._equities: tuple[float, ...] = (*equities[-self._most :],)
+        self._prices = {order["id"]: order["price"] for order in engine.state.orders.values()}
+        self._older: dict[str, float] = {}
+        metrics.refresh.append(self._fill)
+
+    def watch(self, engine: LiveEngine, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        """Count what was committed."""
+        counts: Counter[tuple[str, ...]] = Counter()
+        for kind, body in entries:
+            if kind in _COUNTED:
+                name, label = _COUNTED[kind]
+                counts[name, body[label]] += 1
+            if kind == "order":
+                if len(self._prices) >= _ORDERS:
+                    self._prices, self._older = {}, self._prices
+                self._prices[body["id"]] = body["price"]
+            elif kind == "status" and body["state"] == "rejected":
+                reason = body["reason"] or ""  # a venue's may be a sentence, with numbers in it
+                code = reason if _CODE.fullmatch(reason) else "other"
+                counts["live_rejected_orders_total", code] += 1
+            elif kind == "fills":
+                self._count_fills(body["fills"])
+            elif kind == "bars":
+                self._bars = body["time"], body["received"]
+            elif kind == "decision":
+                self._take_decision(engine, body)
+        for (name, *labels), by in counts.items():
+            self._metrics.add(name, *labels, by=by)
+
+    def _take_decision(self, engine: LiveEngine, body: Mapping[str, Any]) -> None:
+        self._metrics.add("live_bars_total")
+        if engine.latency is not None:
+            self._metrics.observe("live_decision_seconds", engine.latency)
+        self._equities = (*self._equities, body["account"]["equity"])[-self._most :]
+        self._targets = self._own_targets()
+
+    def _own_targets(self) -> Floats | None:
+        """[K,N] what the experts of a hierarchy want; None: there are none."""
+        return None if self._hierarchy is None else self._hierarchy.own_targets()
+
+    def _count_fills(self, fills: Sequence[Mapping[str, Any]]) -> None:
+        money: dict[tuple[str, ...], float] = {}
+        for fill in fills:
+            shares, price = fill["shares"], fill["price"]
+            side = _SIDES[shares < 0.0]
+            for key, value in (
+                (("live_fills_total", side), 1.0),
+                (("live_traded_value_total", side), abs(shares) * price),
+                (("live_fees_total", "commission"), fill["commission"]),
+                (("live_fees_total", "stamp"), fill["stamp"]),
+                (("live_slippage_value_total",), fill["slippage"]),
+            ):
+                money[key] = money.get(key, 0.0) + value
+            arrival = self._prices.get(fill["order_id"]) or self._older.get(fill["order_id"])
+            if arrival:
+                worse = (price / arrival - 1.0) * (1.0 if shares > 0.0 else -1.0)
+                self._metrics.observe("live_slippage_basis_points", 1e4 * worse)
+        for (name, *labels), value in money.items():
+            self._metrics.add(name, *labels, by=value)
+
+    def _fill(self) -> None:
+        """The gauges, when somebody asks."""
+        engine, show, put = self._engine, self._metrics.show, self._metrics.set
+        now = engine.peek()
+        show("live_mode", {mode: float(mode == now["mode"]) for mode in get_args(Mode)})
+        states = Counter(order["state"] for order in now["orders"])
+        show("live_orders", {**dict.fromkeys(("intent", *sorted(OPEN)), 0), **states})
+        put("live_journal_entries", now["entries"])
+        path = engine.journal.path
+        files = (path, path.with_name(f"{path.name}-wal"))
+        put("live_journal_bytes", sum(file.stat().st_size for file in files if file.exists()))
+        put("live_venue_silent", bool(now["trouble"]))
+        for kind, count in dict(engine.errors).items():
+            self._metrics.reach("live_errors_total", count, kind)
+        if self._bars is not None:
+            time, received = self._bars
+            ended = bar_end(engine.decider.panel.kind, time).timestamp()
+            put("live_bar_time_seconds", ended)
+            put("live_lag_seconds", datetime.fromisoformat(received).timestamp() - ended)
+        if now["account"] and now["equity"]:
+            self._fill_account(now)
+
+    def _fill_account(self, now: Mapping[str, Any]) -> None:
+        show, put, account = self._metrics.show, self._metrics.set, now["account"]
+        for name in ("equity", "drawdown", "turnover"):
+            put(f"live_{name}", now[name])
+        put("live_cash", account["cash"])
+        put("live_exposure", 1.0 - account["cash"] / now["equity"])
+        put("live_positions", sum(held != 0.0 for held in account["positions"].values()))
+        steps = pairwise(self._equities)
+        returns = np.array([after / before - 1.0 for before, after in steps if before])
+        if tail_points(len(returns)) >= 1.0:
+            put("live_cvar", float(tail_of(returns[None]).cvar[0]))
+        charge, targets = now["in_charge"], self._targets
+        if targets is not None and len(targets) > 1:
+            put("live_mapd", mapd(targets[:, None]))
+        if charge is None or self._hierarchy is None:
+            return
+        experts = (*self._hierarchy.expert_names, CASH)
+        show("live_in_charge", {name: name == charge["expert"] for name in experts})
+        show("live_masked", {name: name in charge["masked"] for name in experts})
+        put("live_position_scale", charge["position_scale"])
+        if (odds := charge["probabilities"]) is not None:
+            show("live_router_probability", odds)
+            put("live_router_entropy", entropy(np.array([*odds.values()])))
+
+
+def bar_end(kind: PanelKind, time: str) -> datetime:
+    """When a bar ended, aware; a daily one has the date as its time, and ends with the session."""
+    at = datetime.fromisoformat(time)
+    if kind.freq == "1d" and kind.calendar not in (FROM_DATA, ROUND_THE_CLOCK):
+        at = _close(kind.calendar, at.date(), kind.timezone) or at
+    return at.replace(tzinfo=ZoneInfo(kind.timezone))
+
+
+@lru_cache(maxsize=8)
+def _close(calendar: str, day: date, timezone: str) -> datetime | None:
+    """End of a day's session; None: it has none."""
+    table = hours(calendar, day, day, timezone)
+    return None if table.is_empty() else table["close"][0]
