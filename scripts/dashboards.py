@@ -281,7 +281,12 @@ DASHBOARDS = (
                 "none",
                 *quantiles("live_slippage_basis_points", 0.1, 0.5, 0.9),
             ),
-            lines("Cost of slippage", "none", growth("live_slippage_value_total", "instance"), width=12),
+            lines(
+                "Cost of slippage",
+                "none",
+                growth("live_slippage_value_total", "instance"),
+                width=12,
+            ),
             lines("Fees, basis points of the value traded", "none", FEE_SHARE, width=12),
         ),
     ),

@@ -1,0 +1,221 @@
+"""The dashboards as pictures: what a real Prometheus answers to their queries, drawn by matplotlib.
+
+    python -m scripts.dashboard_pictures --output-dir docs/img
+
+It needs Prometheus and Alertmanager (Debian packages), no Grafana and no container:
+
+1. Prometheus and Alertmanager run with the files of deploy/, on free loopback ports.
+2. The demonstration's hierarchy is trained and exported while Prometheus reads its metrics.
+3. The decision service answers the first bars of 2022; the engine trades the year on paper, a bar
+   set every few tenths of a second.
+4. Every query of every dashboard is asked of Prometheus, and its answer is drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.figure import Figure
+
+from scripts.dashboards import DASHBOARDS, FOLDER
+from scripts.services import ROOT, Running, alertmanager, free_port, prometheus, running
+
+DEPLOY = ROOT / "deploy"
+CONFIG = "configs/demo-hierarchy.yaml"
+SPEED = 86_400.0 * 4
+"""Of the market's time in the demonstration: four days a second."""
+Points = list[tuple[float, float]]
+
+
+class Series(NamedTuple):
+    """One line of an answer: its labels, and (time, value) of each point."""
+
+    labels: dict[str, str]
+    points: Points
+
+
+def fill_in(expr: str, window: str = "1m") -> str:
+    """A query as Grafana sends it where everything is chosen."""
+    expr = expr.replace("$window", window).replace("$__range", "1h")
+    return re.sub(r"\$(engine|run|seed)\b", ".*", expr)
+
+
+def ask(url: str, expr: str, begin: float, end: float, points: int = 240) -> list[Series]:
+    """What Prometheus answers over a time."""
+    step = max(0.2, (end - begin) / points)
+    query = {"query": expr, "start": f"{begin:.3f}", "end": f"{end:.3f}", "step": f"{step:.3f}"}
+    address = f"{url}/api/v1/query_range?{urllib.parse.urlencode(query)}"
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        rows = json.load(answer)["data"]["result"]
+    return [
+        Series(row["metric"], [(at, float(value)) for at, value in row["values"]]) for row in rows
+    ]
+
+
+@contextmanager
+def watch(
+    directory: Path, token: str, ports: Mapping[str, int], webhook: str, every: str = "1s"
+) -> Iterator[tuple[Running, Running]]:
+    """Prometheus and Alertmanager with the files of deploy/, but for where everything is.
+
+    ports: job → port of this machine that it reads
+    """
+    (directory / "token").write_text(token, encoding="utf-8")
+    routes = (DEPLOY / "alertmanager" / "alertmanager.yml").read_text(encoding="utf-8")
+    routes = routes.replace("url_file: /run/secrets/alert_webhook", f'url: "{webhook}"')
+    (directory / "alertmanager.yml").write_text(routes, encoding="utf-8")
+    with running(alertmanager(directory / "alertmanager.yml")) as alerts:
+        text = (DEPLOY / "prometheus" / "prometheus.yml").read_text(encoding="utf-8")
+        text = text.replace("/run/secrets/echelon_token", str(directory / "token"))
+        text = text.replace("rules.yml", str(DEPLOY / "prometheus" / "rules.yml"))
+        text = text.replace("alertmanager:9093", f"127.0.0.1:{alerts.port}")
+        text = text.replace("_interval: 5s", f"_interval: {every}")
+        for job, port in ports.items():
+            place = re.compile(rf"(job_name: {job}\b.*?127\.0\.0\.1:)\d+", re.DOTALL)
+            text = place.sub(rf"\g<1>{port}", text, count=1)
+        (directory / "prometheus.yml").write_text(text, encoding="utf-8")
+        with running(prometheus(directory / "prometheus.yml")) as up:
+            yield up, alerts
+
+
+def draw(url: str, name: str, begin: float, end: float, file: Path) -> None:
+    """One dashboard, from the committed file, as it stood at `end`."""
+    tree = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in tree["panels"])
+    style = {"font.size": 7, "axes.titlesize": 8, "axes.titlelocation": "left"}
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(13, 0.26 * rows), layout="none")
+        grid = figure.add_gridspec(rows, 24, left=0.03, right=0.99, top=0.985, bottom=0.02)
+        for panel in tree["panels"]:
+            at = panel["gridPos"]
+            if panel["type"] == "row":
+                place = figure.add_subplot(grid[at["y"], :])
+                place.text(0, 0.2, panel["title"], fontsize=9, weight="bold", color="#334")
+                place.axis("off")
+                continue
+            low, right = at["y"] + at["h"] - (2 if at["h"] > 4 else 1), at["x"] + at["w"]
+            place = figure.add_subplot(grid[at["y"] + 1 : low, at["x"] : right - 1])
+            place.set_title(panel["title"])
+            _draw_panel(place, panel, url, begin, end)
+        figure.savefig(file, dpi=110)
+
+
+def _draw_panel(place: Axes, panel: Mapping[str, Any], url: str, begin: float, end: float) -> None:
+    lines: list[tuple[str, Points]] = []
+    for target in panel["targets"]:
+        for series in ask(url, fill_in(target["expr"]), begin, end):
+            label = re.sub(
+                r"\{\{(\w+)\}\}", lambda m, s=series: s.labels.get(m[1], ""), target["legendFormat"]
+            )
+            lines.append((label, series.points))
+    unit = panel["fieldConfig"]["defaults"]["unit"]
+    if panel["type"] == "stat":
+        shown = [(label, points[-1]) for label, points in lines]
+        last = max((at for _, (at, _) in shown), default=end)
+        texts = [_text(panel, label, value, unit) for label, (at, value) in shown if at == last]
+        size = 11 if len(texts) < 2 else 8
+        place.text(0, 0.5, "\n".join(texts), fontsize=size, va="center", color="#1a6")
+        place.axis("off")
+        return
+    for k, (label, points) in enumerate(lines):
+        times = [datetime.fromtimestamp(at, UTC) for at, _ in points]
+        values = np.array([value for _, value in points])
+        if panel["type"] == "state-timeline":
+            on = np.where(values > 0, float(k), np.nan)
+            place.plot(times, np.full(len(times), float(k)), color="#ddd", lw=5)
+            place.plot(times, on, color=f"C{k % 10}", lw=5, solid_capstyle="butt")
+        else:
+            place.plot(times, values, lw=1, label=label, color=f"C{k % 10}")
+    if panel["type"] == "state-timeline":
+        place.set_yticks(range(len(lines)), [label for label, _ in lines])
+        place.set_ylim(-0.7, len(lines) - 0.3)
+    elif lines and len(lines) <= 8:
+        place.legend(loc="upper left", fontsize=6, framealpha=0.6, ncols=2)
+    if unit == "percentunit":
+        place.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
+    locator = AutoDateLocator(maxticks=6)
+    place.xaxis.set_major_locator(locator)
+    place.xaxis.set_major_formatter(ConciseDateFormatter(locator, show_offset=False))
+    place.set_xlim(datetime.fromtimestamp(begin, UTC), datetime.fromtimestamp(end, UTC))
+    place.grid(color="#eee")
+
+
+def _text(panel: Mapping[str, Any], label: str, value: float, unit: str) -> str:
+    """What a panel of one number says."""
+    mode = panel["options"]["textMode"]
+    if mode == "name":
+        return label
+    if unit == "dateTimeAsIso":
+        said = f"{datetime.fromtimestamp(value / 1000, UTC):%Y-%m-%d %H:%M}"
+    else:
+        said = f"{value:.1%}" if unit == "percentunit" else f"{value:,.0f}"
+    return f"{label} {said}" if mode == "value_and_name" else said
+
+
+def demonstrate(directory: Path, pictures: Path) -> None:
+    """Steps 1 to 4."""
+    ports = {job: free_port() for job in ("engine", "decisions", "training")}
+    token = secrets.token_hex(16)
+    os.environ["ECHELON_TOKEN"] = token
+    bundle, run, store = directory / "bundle", directory / "run", directory / "store"
+    with watch(directory, token, ports, "http://127.0.0.1:9/") as (up, _):
+        begin = time.time()
+        train = ("train", "--config", CONFIG, "-o", f"data.store={store}", "--output-dir", str(run))
+        _echelon(*train, "--metrics-port", str(ports["training"]))
+        _echelon("export", str(run), "--seed", "42", "--output-dir", str(bundle))
+        trained = time.time()
+        with ExitStack() as stack:
+            serve = ("serve", str(bundle), "--store", str(store), "--port", str(ports["decisions"]))
+            service = subprocess.Popen([sys.executable, "-m", "echelon", *serve])
+            stack.callback(service.wait)
+            stack.callback(service.terminate)
+            _echelon(
+                *("live", "run", "--bundle", str(bundle), "--store", str(store)),
+                *("--journal", str(directory / "live.db"), "--from", "2021-12-31"),
+                *("--feed", f"store?speed={SPEED:.0f}", "-o", f"metrics.port={ports['engine']}"),
+            )
+            end = time.time()
+        pictures.mkdir(parents=True, exist_ok=True)
+        for dashboard in DASHBOARDS:
+            name = dashboard.uid.removeprefix("echelon-")
+            first = begin if name in ("training", "experts") else trained
+            last = trained if name == "training" else end - 1
+            draw(up.url, name, first, last, pictures / f"dashboard-{name}.png")
+
+
+def _echelon(*arguments: str) -> None:
+    print(f"$ echelon {' '.join(arguments)}", flush=True)
+    subprocess.run([sys.executable, "-m", "echelon", *arguments], check=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the demonstration and draw it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--output-dir", type=Path, default=ROOT / "docs" / "img")
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="echelon-dashboards-") as directory:
+        demonstrate(Path(directory), args.output_dir)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
