@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import re
+import socket
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
 
 import pytest
+from bundles import trained_run
 from prometheus_client.parser import text_string_to_metric_families
+from shells import Shell, tiny
+from test_walkforward import FOLDS, MONTHS
 
+from echelon.cli import batch
+from echelon.cli import train as train_command
+from echelon.errors import DamagedError
 from echelon.monitoring.metrics import LIVE, METRICS, Metrics
+from echelon.monitoring.training import training_metrics
+from echelon.runs.metrics import LOG, LogTail, MetricLog, read_metrics
+
+TOKEN = "a-token-of-enough-letters"
 
 
 def read_page(page: bytes) -> dict[tuple[str, ...], float]:
@@ -81,3 +96,122 @@ def test_total_that_is_counted_elsewhere_is_reached_and_never_falls() -> None:
 def test_unknown_metric_is_an_error() -> None:
     with pytest.raises(KeyError, match="live_equality"):
         Metrics("live").set("live_equality", 1.0)
+
+
+def test_training_exports_what_its_files_say(tmp_path: Path, bars_file: Path) -> None:
+    run = trained_run(tmp_path / "run", bars_file, "HIERARCHY")
+    place, metrics = run / "seeds" / "1", training_metrics(run)
+    page = read_page(metrics.render())
+    log = read_metrics(place)
+    last = {name: log[name].drop_nulls().to_list()[-1] for name in log.columns if log[name].count()}
+    seed = ("run", "1")
+
+    def exported(name: str, *labels: str) -> float:
+        return page[f"training_{name}", *sorted((*labels, *seed), key=[*labels, *seed].index)]
+
+    assert page["training_steps", *seed] == last["step"]
+    for name, column in (
+        *(("steps_per_second", "time/steps_per_second"), ("reward", "charts/reward")),
+        *(("mapd", "population/mapd"), ("kl_lambda", "router/kl_lambda")),
+        *(("router_entropy", "router/entropy"), ("usage_entropy", "router/usage_entropy")),
+    ):
+        assert exported(name) == last[column]
+    assert page["training_loss", "critic", *seed] == last["losses/critic"]
+    sharpe = "sharpe_annual"
+    assert page["training_valid", sharpe, *seed] == pytest.approx(
+        last[f"valid/{sharpe}"], nan_ok=True
+    )
+    shares = {key[1]: value for key, value in page.items() if key[0] == "training_responsibility"}
+    assert shares == {
+        name.partition("/")[2]: value for name, value in last.items() if name.startswith("respons")
+    }
+    assert len(shares) >= 2
+    assert page["training_finished", *seed] == 1.0
+    assert page["training_worker_deaths_total", *seed] == 0.0
+
+    population = json.loads((place / "population.json").read_text())
+    population["events"] += [{"kind": "worker_lost"}, {"kind": "quarantine"}]
+    (place / "population.json").write_text(json.dumps(population))
+    (place / "result.json").unlink()
+    page = read_page(metrics.render())
+    assert page["training_worker_deaths_total", *seed] == 1.0
+    assert page["training_finished", *seed] == 0.0
+
+
+def test_end_of_a_log_is_followed_while_it_grows_and_when_it_is_written_again(
+    tmp_path: Path,
+) -> None:
+    with MetricLog(tmp_path, resume_step=None) as log:
+        log.write(1, {"losses/value": 1.0, "charts/reward": 0.5})
+        tail = LogTail(tmp_path)
+        assert tail.read()["losses/value"] == 1.0
+        log.write(2, {"losses/value": 2.0})
+        with (tmp_path / LOG).open("ab") as file:
+            file.write(b'{"step": 3, "los')
+            file.flush()
+            values = tail.read()
+            assert (values["step"], values["losses/value"], values["charts/reward"]) == (2, 2, 0.5)
+            file.write(b'ses/value": 3.0, "seconds": 1.0}\n')
+        assert tail.read()["losses/value"] == 3.0
+    with MetricLog(tmp_path, resume_step=1) as log:
+        assert tail.read()["losses/value"] == 1.0
+        log.write(9, {"losses/value": 9.0})
+        assert tail.read()["losses/value"] == 9.0
+        assert tail.read()["losses/value"] == 9.0
+    (tmp_path / LOG).write_text("nonsense\n")
+    with pytest.raises(DamagedError, match="line 1"):
+        LogTail(tmp_path).read()
+
+
+def _scrape(port: int) -> dict[tuple[str, ...], float]:
+    http = HTTPConnection("127.0.0.1", port, timeout=30.0)
+    http.request("GET", "/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+    answer = http.getresponse()
+    page = answer.read()
+    http.close()
+    assert answer.status == 200, page
+    return read_page(page)
+
+
+@pytest.mark.parametrize("command", ["train", "walk-forward"])
+def test_command_that_trains_answers_prometheus_until_it_ends(
+    shell: Shell, bars_file: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = int(listening.getsockname()[1])
+    pages = []
+    owner, name = (train_command, "train_run") if command == "train" else (batch, "_run_steps")
+    step = getattr(owner, name)
+
+    def look(*args: Any, **kwargs: Any) -> Any:
+        pages.append(_scrape(port))
+        result = step(*args, **kwargs)
+        pages.append(_scrape(port))
+        return result
+
+    monkeypatch.setattr(owner, name, look)
+    monkeypatch.setenv("ECHELON_TOKEN", TOKEN)
+    more = {"train": (), "walk-forward": MONTHS}[command]
+    _, err = shell.works(
+        *(command, *tiny(bars_file, *more), "--output-dir", "here"),
+        *("--workers", "1", "--metrics-port", str(port)),
+    )
+    before, after = pages
+    assert before == {}
+    steps = {key[1:]: value for key, value in after.items() if key[0] == "training_steps"}
+    expected = {"train": {"here": 800}, "walk-forward": {f"here/folds/{f}": 400 for f in FOLDS}}
+    assert steps == {(run, "42"): steps for run, steps in expected[command].items()}
+    assert {value for key, value in after.items() if key[0] == "training_finished"} == {1.0}
+    assert f"metrics: http://127.0.0.1:{port}/metrics" in err
+    with pytest.raises(ConnectionRefusedError):
+        _scrape(port)
+
+
+def test_metrics_port_without_a_token_is_refused_before_anything_is_trained(
+    shell: Shell, bars_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ECHELON_TOKEN", raising=False)
+    code, _, err = shell("train", *tiny(bars_file), "--output-dir", "run", "--metrics-port", "0")
+    assert code == 3
+    assert "ECHELON_TOKEN is not set" in err
+    assert not Path("run").exists()

@@ -22,6 +22,7 @@ from engines import Served, daily, payload
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error
+from test_metrics import read_page
 
 from echelon.files import exclusive_lock
 from echelon.serving.engine import DecisionEngine
@@ -290,3 +291,19 @@ def test_command_serves_on_loopback_only_and_the_example_client_is_answered(
     assert f"on http://127.0.0.1:{port}" in said
     assert TOKEN not in said
     assert first["time"] < second["time"]
+
+
+def test_prometheus_reads_requests_and_how_long_decisions_take(
+    served: Served, engine: DecisionEngine, client: TestClient
+) -> None:
+    (body,) = _bodies(served, engine, 1)
+    assert client.get("/metrics").status_code == 401
+    assert client.post("/v1/bars", json=body, headers=AUTH).status_code == 200
+    assert client.post("/v1/bars", json={"time": "no"}, headers=AUTH).status_code == 422
+    assert client.post("/v1/bars", content=b"x" * (MAX_BODY + 1)).status_code == 413
+    answer = client.get("/metrics", headers=AUTH)
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    page = read_page(answer.content)
+    requests = {key[1]: count for key, count in page.items() if key[0] == "service_requests_total"}
+    assert requests == {"200": 1.0, "401": 1.0, "413": 1.0, "422": 1.0}
+    assert page["service_decision_seconds_count",] == 1.0

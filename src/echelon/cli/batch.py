@@ -55,7 +55,7 @@ def work_through(
     from echelon.evaluation.batch import Course
 
     refuse_sizes(batch.base)
-    with batch.lock():
+    with batch.lock(), given.exporting_metrics(batch.directory):
         if given.resume is None:
             batch.make_room(overwrite=given.overwrite)
         batch.save()  # with the number of seeds of now

@@ -46,6 +46,7 @@ def train(
     resume: options.Resume = None,
     trust_code: options.TrustCode = None,
     overwrite: options.Overwrite = False,
+    metrics_port: options.MetricsPort = None,
     log_level: options.Level = "INFO",
 ) -> None:
     """Train one or more seeds of a policy, and keep the best of each on the validation window.
@@ -57,8 +58,11 @@ def train(
     options.refuse_config_with_resume(config, resume)
     tree = options.read_config(config, override, log_level, resume, trust_code, seeds)
     directory = options.run_directory(config, output_dir, resume, tree.logging.output_dir)
-    given = options.RunOptions(workers=workers, resume=resume, overwrite=overwrite)
-    outcomes = train_execution_run(tree, directory, given)
+    given = options.RunOptions(
+        workers=workers, resume=resume, overwrite=overwrite, metrics_port=metrics_port
+    )
+    with given.exporting_metrics(directory):
+        outcomes = train_execution_run(tree, directory, given)
     print_outcomes(outcomes, "gain over TWAP, bp")
     evaluate_execution_run(directory, "valid", user_code(tree))
     typer.echo(f"run: {directory}")

@@ -6,14 +6,15 @@ import inspect
 import os
 import shlex
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, NamedTuple, ParamSpec
 
 import typer
 
-from echelon.cli.console import set_up_logging
+from echelon.cli.console import err, set_up_logging
 from echelon.errors import UsageError
 from echelon.types import MOST_PROCESSES, MOST_SEEDS
 
@@ -102,6 +103,18 @@ DatasetName = Annotated[
 ]
 
 
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        min=0,
+        max=65535,
+        help="Let Prometheus read, on this port of 127.0.0.1, how training goes; 0: any free port. "
+        "Needs ECHELON_TOKEN.",
+    ),
+]
+
+
 class RunOptions(NamedTuple):
     """The options of every command that trains agents."""
 
@@ -114,7 +127,23 @@ class RunOptions(NamedTuple):
     trust_code: TrustCode = None
     overwrite: Overwrite = False
     quarantine: Quarantine = False
+    metrics_port: MetricsPort = None
     log_level: Level = "INFO"
+
+    @contextmanager
+    def exporting_metrics(self, directory: Path) -> Iterator[None]:
+        """Let Prometheus read about the trainings in a directory, where --metrics-port says so."""
+        if self.metrics_port is None:
+            yield
+            return
+        from echelon.config.secrets import require_token
+        from echelon.live.http import metrics_route, serve
+        from echelon.monitoring.training import training_metrics
+
+        routes = metrics_route(training_metrics(directory))
+        with serve(routes, require_token(), self.metrics_port) as server:
+            err.print(f"metrics: {server.url}/metrics")
+            yield
 
     def read_config(self, resume: Path | None) -> Config:
         """The configuration that they name, or that of the run directory `resume`."""

@@ -38,7 +38,8 @@ def train(given: options.RunOptions) -> None:
         raise UsageError("--resume goes on with its own run; leave --config and --overwrite out.")
     tree = given.read_config(run)
     directory = options.run_directory(given.config, given.output_dir, run, tree.logging.output_dir)
-    outcomes = train_run(tree, directory, "train", given, checkpoint)
+    with given.exporting_metrics(directory):
+        outcomes = train_run(tree, directory, "train", given, checkpoint)
     print_outcomes(outcomes, tree.train.select_by)
     from echelon.cli.evaluate import evaluate_run
     from echelon.config import user_code

@@ -230,6 +230,7 @@ class HierarchyLearner(Learner):
             for name in (learned[0] if learned else ())
             if "_from_" not in name
         }
+        metrics |= {f"responsibility/expert_{k}": float(w.mean()) for k, w in enumerate(weights)}
         for m, own in by_member.items():
             metrics |= {f"expert_{m}/{k}": v for k, v in own.items() if k.startswith("sharing/")}
         metrics |= self._watch()

@@ -126,14 +126,39 @@ def read_metrics(directory: Path) -> pl.DataFrame:
     return frame
 
 
+class LogTail:
+    """The last value of each metric of a log that training may be writing."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / LOG
+        self._file, self._end = 0, 0
+        self._last: dict[str, float] = {}
+
+    def read(self) -> Mapping[str, float]:
+        """What the log says now: the lines since the last call, or all of a log that is another."""
+        with self._path.open("rb") as file:
+            about = os.fstat(file.fileno())
+            if about.st_ino != self._file or about.st_size < self._end:
+                self._file, self._end, self._last = about.st_ino, 0, {}
+            file.seek(self._end)
+            data = file.read()
+        for row in _parse_rows(self._path, data):
+            self._last |= row
+        self._end += data.rfind(b"\n") + 1
+        return self._last
+
+
 def _read_rows(path: Path) -> list[dict[str, float]]:
-    """All whole rows; bytes after the last line end are a row still, or never, being written."""
     try:
-        *lines, _ = path.read_bytes().split(b"\n")
+        return _parse_rows(path, path.read_bytes())
     except OSError as error:
         raise DamagedError(path, error.strerror or str(error), _REMEDY) from None
+
+
+def _parse_rows(path: Path, data: bytes) -> list[dict[str, float]]:
+    """All whole rows; bytes after the last line end are a row still, or never, being written."""
     rows: list[dict[str, float]] = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
             tree = parse_json(line, dict[str, _Number], path, _REMEDY)
             row = {name: float(value) for name, value in tree.items()}

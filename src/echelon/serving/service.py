@@ -3,6 +3,7 @@
     POST /v1/bars       the bars of one time, and what the account holds; answers the decision
     GET  /v1/decision   the last decision again
     GET  /v1/state      what is served, and up to where
+    GET  /metrics       numbers for Prometheus
     GET  /healthz       whether it answers; like /openapi.json without a token
 
 1. One bar set at a time. It is refused whole, with a reason, or decided on.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import hmac
 import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
@@ -29,6 +31,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from echelon import __version__
 from echelon.errors import EchelonError, StaleBarsError, StoreError, bound_message
+from echelon.monitoring.metrics import CONTENT_TYPE, Metrics
 from echelon.serving.engine import Account, DecisionEngine
 
 log = logging.getLogger(__name__)
@@ -129,7 +132,7 @@ def create_app(engine: DecisionEngine, token: str | None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    lock = threading.Lock()
+    lock, metrics = threading.Lock(), Metrics("service")
 
     def require_token(
         given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
@@ -150,6 +153,16 @@ def create_app(engine: DecisionEngine, token: str | None) -> FastAPI:
         if "chunked" in request.headers.get("transfer-encoding", ""):
             return _refuse(413, "send Content-Length; bodies of unknown length are not read")
         return await call(request)
+
+    @app.middleware("http")
+    async def count(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
+        status = 500
+        try:
+            response = await call(request)
+            status = response.status_code
+            return response
+        finally:
+            metrics.add("service_requests_total", str(status))
 
     @app.exception_handler(StarletteHTTPException)
     async def say_why(_request: Request, error: StarletteHTTPException) -> JSONResponse:
@@ -191,7 +204,9 @@ def create_app(engine: DecisionEngine, token: str | None) -> FastAPI:
                 benchmark=body.benchmark,
             )
             account = None if body.account is None else Account(**body.account.model_dump())
+            began = time.perf_counter()
             decision = engine.answer(bars, account)
+            metrics.observe("service_decision_seconds", time.perf_counter() - began)
             later.add_task(_complete, engine, lock)
             return decision
 
@@ -212,6 +227,10 @@ def create_app(engine: DecisionEngine, token: str | None) -> FastAPI:
         """What is served, and up to where."""
         with lock:
             return engine.summary()
+
+    @app.get("/metrics", include_in_schema=False, **guarded)  # type: ignore[arg-type]
+    def export_metrics() -> Response:
+        return Response(metrics.render(), media_type=CONTENT_TYPE)
 
     @app.get("/healthz")
     def healthz() -> dict[str, str]:
