@@ -6,8 +6,8 @@ It needs Prometheus and Alertmanager (Debian packages), no Grafana and no contai
 
 1. Prometheus and Alertmanager run with the files of deploy/, on free loopback ports.
 2. The demonstration's hierarchy is trained and exported while Prometheus reads its metrics.
-3. The decision service answers the first bars of 2022; the engine trades the year on paper, a bar
-   set every few tenths of a second.
+3. The engine trades the year 2022 on paper, a bar set every few tenths of a second; the decision
+   service, which knows nothing of it yet, answers the same bars.
 4. Every query of every dashboard is asked of Prometheus, and its answer is drawn.
 """
 
@@ -22,11 +22,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
+from contextlib import contextmanager
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,11 +37,13 @@ from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 
+from echelon.serving.bundle import load_bundle
+from echelon.serving.engine import DecisionEngine
 from scripts.dashboards import DASHBOARDS, FOLDER
 from scripts.services import ROOT, Running, alertmanager, free_port, prometheus, running
 
 DEPLOY = ROOT / "deploy"
-CONFIG = "configs/demo-hierarchy.yaml"
+CONFIG, BEGIN = "configs/demo-hierarchy.yaml", "2021-12-31"
 SPEED = 86_400.0 * 4
 """Of the market's time in the demonstration: four days a second."""
 Points = list[tuple[float, float]]
@@ -174,37 +177,75 @@ def _text(panel: Mapping[str, Any], label: str, value: float, unit: str) -> str:
 def demonstrate(directory: Path, pictures: Path) -> None:
     """Steps 1 to 4."""
     ports = {job: free_port() for job in ("engine", "decisions", "training")}
-    token = secrets.token_hex(16)
-    os.environ["ECHELON_TOKEN"] = token
+    os.environ["ECHELON_TOKEN"] = token = secrets.token_hex(16)
     bundle, run, store = directory / "bundle", directory / "run", directory / "store"
+    about = ("--bundle", str(bundle), "--store", str(store), "--from", BEGIN)
     with watch(directory, token, ports, "http://127.0.0.1:9/") as (up, _):
         begin = time.time()
         train = ("train", "--config", CONFIG, "-o", f"data.store={store}", "--output-dir", str(run))
-        _echelon(*train, "--metrics-port", str(ports["training"]))
-        _echelon("export", str(run), "--seed", "42", "--output-dir", str(bundle))
+        _start(*train, "--metrics-port", str(ports["training"])).wait()
+        _start("export", str(run), "--seed", "42", "--output-dir", str(bundle)).wait()
+        _start("live", "publish", *about, "--to", f"file:{directory / 'bars.jsonl'}").wait()
         trained = time.time()
-        with ExitStack() as stack:
-            serve = ("serve", str(bundle), "--store", str(store), "--port", str(ports["decisions"]))
-            service = subprocess.Popen([sys.executable, "-m", "echelon", *serve])
-            stack.callback(service.wait)
-            stack.callback(service.terminate)
-            _echelon(
-                *("live", "run", "--bundle", str(bundle), "--store", str(store)),
-                *("--journal", str(directory / "live.db"), "--from", "2021-12-31"),
-                *("--feed", f"store?speed={SPEED:.0f}", "-o", f"metrics.port={ports['engine']}"),
-            )
-            end = time.time()
+        day_before = date.fromisoformat(BEGIN) - timedelta(days=1)
+        engine = DecisionEngine.from_store(load_bundle(bundle), store, until=day_before)
+        engine.save(directory / "state")
+        serve = ("serve", str(bundle), "--store", str(store), "--state", str(directory / "state"))
+        service = _start(*serve, "--port", str(ports["decisions"]))
+        live = _start(
+            *("live", "run", *about, "--journal", str(directory / "live.db")),
+            *("--feed", f"store?speed={SPEED:.0f}", "-o", f"metrics.port={ports['engine']}"),
+        )
+        try:
+            for body in _read_bars(directory / "bars.jsonl"):
+                if live.poll() is not None:
+                    break
+                _post(f"http://127.0.0.1:{ports['decisions']}/v1/bars", token, body)
+            live.wait()
+        finally:
+            live.terminate()
+            service.terminate()
+            service.wait()
+        end = time.time() - 1.0
         pictures.mkdir(parents=True, exist_ok=True)
+        spans = {"training": (begin, trained), "experts": (begin, end)}
         for dashboard in DASHBOARDS:
             name = dashboard.uid.removeprefix("echelon-")
-            first = begin if name in ("training", "experts") else trained
-            last = trained if name == "training" else end - 1
-            draw(up.url, name, first, last, pictures / f"dashboard-{name}.png")
+            file = pictures / f"dashboard-{name}.png"
+            draw(up.url, name, *spans.get(name, (trained, end)), file)
 
 
-def _echelon(*arguments: str) -> None:
+def _start(*arguments: str) -> subprocess.Popen[bytes]:
     print(f"$ echelon {' '.join(arguments)}", flush=True)
-    subprocess.run([sys.executable, "-m", "echelon", *arguments], check=True)
+    return subprocess.Popen([sys.executable, "-m", "echelon", *arguments])
+
+
+def _read_bars(messages: Path) -> Iterator[dict[str, Any]]:
+    """The bars of each time, as the decision service takes them."""
+    bars: list[dict[str, Any]] = []
+    for line in messages.read_text(encoding="utf-8").splitlines():
+        message = json.loads(line)
+        if message.pop("type") == "bar":
+            bars.append({k: v for k, v in message.items() if k not in ("schema", "time")})
+        elif bars:
+            yield {"time": message["time"], "bars": bars}
+            bars = []
+
+
+def _post(url: str, token: str, body: Mapping[str, Any]) -> None:
+    """Send bars, and wait a little; a service that starts is asked again."""
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    for _ in range(200):
+        time.sleep(0.3)
+        try:
+            urllib.request.urlopen(request, timeout=30).close()
+            return
+        except urllib.error.HTTPError:
+            raise
+        except OSError:
+            continue
+    raise SystemExit(f"{url} does not answer.")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -300,6 +301,8 @@ def post_bars(port: int, body: Mapping[str, Any]) -> bool:
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
             return bool(answer.status == 200)
+    except urllib.error.HTTPError:
+        raise
     except OSError:  # it is starting
         return False
 
@@ -344,6 +347,7 @@ def test_every_panel_has_data_of_a_real_engine_and_alerts_arrive(
     since = served.world.times[served.rows(BARS).start - 1].astype("datetime64[D]").item()
     ports = {job: free_port() for job in ("engine", "decisions", "training")}
     engine = served.engine(BARS)
+    engine.save(tmp_path / "state")  # the service goes on from it
     bars = next(served.bar_sets(engine))
     body = {"time": str(bars.time)[:10], "bars": payload(engine, bars)}
     begin = time.time()
