@@ -34,8 +34,8 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from echelon.serving.bundle import load_bundle
 from echelon.serving.engine import DecisionEngine
@@ -101,12 +101,11 @@ def watch(
 
 
 def draw(url: str, name: str, begin: float, end: float, file: Path) -> None:
-    """One dashboard, from the committed file, as it stood at `end`."""
+    """One dashboard, from the committed file, as it stood at `end`; times are minutes."""
     tree = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in tree["panels"])
-    style = {"font.size": 7, "axes.titlesize": 8, "axes.titlelocation": "left"}
-    with mpl.rc_context(style):
-        figure = Figure(figsize=(13, 0.26 * rows), layout="none")
+    with mpl.rc_context({"font.size": 7, "axes.titlesize": 8, "axes.titlelocation": "left"}):
+        figure = Figure(figsize=(13, 0.26 * rows))
         grid = figure.add_gridspec(rows, 24, left=0.03, right=0.99, top=0.985, bottom=0.02)
         for panel in tree["panels"]:
             at = panel["gridPos"]
@@ -126,9 +125,9 @@ def _draw_panel(place: Axes, panel: Mapping[str, Any], url: str, begin: float, e
     lines: list[tuple[str, Points]] = []
     for target in panel["targets"]:
         for series in ask(url, fill_in(target["expr"]), begin, end):
-            label = re.sub(
-                r"\{\{(\w+)\}\}", lambda m, s=series: s.labels.get(m[1], ""), target["legendFormat"]
-            )
+            label = target["legendFormat"]
+            for name, value in series.labels.items():
+                label = label.replace(f"{{{{{name}}}}}", value)
             lines.append((label, series.points))
     unit = panel["fieldConfig"]["defaults"]["unit"]
     if panel["type"] == "stat":
@@ -140,7 +139,7 @@ def _draw_panel(place: Axes, panel: Mapping[str, Any], url: str, begin: float, e
         place.axis("off")
         return
     for k, (label, points) in enumerate(lines):
-        times = [datetime.fromtimestamp(at, UTC) for at, _ in points]
+        times = np.array([(at - begin) / 60.0 for at, _ in points])
         values = np.array([value for _, value in points])
         if panel["type"] == "state-timeline":
             on = np.where(values > 0, float(k), np.nan)
@@ -154,11 +153,8 @@ def _draw_panel(place: Axes, panel: Mapping[str, Any], url: str, begin: float, e
     elif lines and len(lines) <= 8:
         place.legend(loc="upper left", fontsize=6, framealpha=0.6, ncols=2)
     if unit == "percentunit":
-        place.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
-    locator = AutoDateLocator(maxticks=6)
-    place.xaxis.set_major_locator(locator)
-    place.xaxis.set_major_formatter(ConciseDateFormatter(locator, show_offset=False))
-    place.set_xlim(datetime.fromtimestamp(begin, UTC), datetime.fromtimestamp(end, UTC))
+        place.yaxis.set_major_formatter(PercentFormatter(1.0))
+    place.set_xlim(0.0, (end - begin) / 60.0)
     place.grid(color="#eee")
 
 

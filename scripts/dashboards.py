@@ -43,6 +43,7 @@ from grafana_foundation_sdk.models.dashboard import (
 FOLDER = Path(__file__).resolve().parent.parent / "deploy" / "grafana" / "dashboards"
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 WINDOW = "5m"
+Now = Literal["value", "name", "both"]
 TEXTS = {
     "value": BigValueTextMode.VALUE,
     "name": BigValueTextMode.NAME,
@@ -66,7 +67,7 @@ class Panel(NamedTuple):
     width: of 24
     """
 
-    kind: Literal["value", "name", "both", "lines", "stack", "states"]
+    kind: Now | Literal["lines", "stack", "states"]
     title: str
     unit: str
     queries: tuple[Query, ...]
@@ -83,9 +84,19 @@ class Dashboard(NamedTuple):
     parts: tuple[str | Panel, ...]
 
 
-def lines(title: str, unit: str, *queries: Query, width: int = 8) -> Panel:
+def lines(title: str, *queries: Query, unit: str = "none", width: int = 8) -> Panel:
     """Numbers over time."""
     return Panel("lines", title, unit, queries, width)
+
+
+def now(kind: Now, title: str, query: Query, width: int, unit: str = "none") -> Panel:
+    """What is so now."""
+    return Panel(kind, title, unit, (query,), width)
+
+
+def shares(title: str, *queries: Query, width: int = 8) -> Panel:
+    """Shares over time."""
+    return Panel("lines", title, "percentunit", queries, width)
 
 
 def states(title: str, *queries: Query, width: int = 8) -> Panel:
@@ -131,6 +142,7 @@ OUTSIDE_LIMIT = Query(live("guard_threshold", ', statistic="out_of_range"'), "th
 DISTANCE_LIMIT = Query(live("guard_threshold", ', statistic="distance"'), "threshold")
 WORST_FEATURES = Query(f"topk(5, {live('guard_feature_out_of_range_share')})", "{{feature}}")
 TIME_IN_CHARGE = Query(f"avg_over_time({live('live_in_charge')}[$__range])", "{{expert}}")
+ROUTER = gauge("live_router_probability", "{{expert}}")
 FEE_SHARE = Query(
     f"1e4 * sum(increase({live('live_fees_total')}[$window]))"
     f" / sum(increase({live('live_traded_value_total')}[$window]))",
@@ -144,65 +156,52 @@ DASHBOARDS = (
         ENGINE,
         (
             "Now",
-            Panel("name", "Mode", "none", (MODE,), 3),
-            Panel("name", "Bundle", "none", (gauge("live_info", "{{policy}} {{bundle}}"),), 5),
-            Panel("value", "Last bar", "dateTimeAsIso", (LAST_BAR,), 4),
-            Panel("value", "Equity", "none", (gauge("live_equity"),), 3),
-            Panel("value", "Drawdown", "percentunit", (gauge("live_drawdown"),), 3),
-            Panel("value", "Positions", "none", (gauge("live_positions"),), 3),
-            Panel("value", "Alerts that fire", "none", (FIRING,), 3),
+            now("name", "Mode", MODE, 3),
+            now("name", "Bundle", gauge("live_info", "{{policy}} {{bundle}}"), 5),
+            now("value", "Last bar", LAST_BAR, 4, "dateTimeAsIso"),
+            now("value", "Equity", gauge("live_equity"), 3),
+            now("value", "Drawdown", gauge("live_drawdown"), 3, "percentunit"),
+            now("value", "Positions", gauge("live_positions"), 3),
+            now("value", "Alerts that fire", FIRING, 3),
             "Account",
-            lines(
-                "Equity and cash",
-                "none",
-                gauge("live_equity", "equity"),
-                gauge("live_cash", "cash"),
-            ),
-            lines(
+            lines("Equity and cash", gauge("live_equity", "equity"), gauge("live_cash", "cash")),
+            shares(
                 "Drawdown and tail risk",
-                "percentunit",
                 gauge("live_drawdown", "drawdown"),
                 gauge("live_cvar", "CVaR"),
             ),
-            lines(
+            shares(
                 "Exposure and turnover",
-                "percentunit",
                 gauge("live_exposure", "exposure"),
                 gauge("live_turnover", "turnover"),
                 gauge("live_position_scale", "position scale"),
             ),
             "Engine",
-            lines("Time of a decision", "s", *quantiles("live_decision_seconds", 0.5, 0.99)),
-            lines("Lag behind the bar", "s", gauge("live_lag_seconds")),
-            lines("Bars", "none", growth("live_bars_total", "instance")),
-            lines("Bars refused", "none", growth("live_refused_bars_total", "reason")),
+            lines("Time of a decision", *quantiles("live_decision_seconds", 0.5, 0.99), unit="s"),
+            lines("Lag behind the bar", gauge("live_lag_seconds"), unit="s"),
+            lines("Bars", growth("live_bars_total", "instance")),
+            lines("Bars refused", growth("live_refused_bars_total", "reason")),
             lines(
                 "Halts and commands",
-                "none",
                 growth("live_halts_total", "reason"),
                 growth("live_commands_total", "name"),
             ),
-            lines("Errors", "none", growth("live_errors_total", "kind")),
-            lines("Journal", "bytes", gauge("live_journal_bytes")),
-            lines("Entries of the journal", "none", gauge("live_journal_entries")),
+            lines("Errors", growth("live_errors_total", "kind")),
+            lines("Journal", gauge("live_journal_bytes"), unit="bytes"),
+            lines("Entries of the journal", gauge("live_journal_entries")),
             states("Silent venue", gauge("live_venue_silent")),
             "Guards",
-            lines(
+            shares(
                 "Values outside the training range",
-                "percentunit",
                 gauge("guard_out_of_range_share", "share"),
                 OUTSIDE_LIMIT,
             ),
             lines(
-                "Distance to the training data",
-                "none",
-                gauge("guard_distance", "distance"),
-                DISTANCE_LIMIT,
+                "Distance to the training data", gauge("guard_distance", "distance"), DISTANCE_LIMIT
             ),
-            lines("Features furthest outside", "percentunit", WORST_FEATURES),
+            shares("Features furthest outside", WORST_FEATURES),
             lines(
                 "Drift",
-                "none",
                 gauge("drift_statistic", "{{quantity}}"),
                 gauge("drift_threshold", "threshold"),
             ),
@@ -213,22 +212,17 @@ DASHBOARDS = (
             ),
             states("Decisions equal when made again", gauge("reference_decisions_equal")),
             "Alerts and the decision service",
-            lines("Alerts sent", "none", growth("alerts_sent_total", "channel")),
+            lines("Alerts sent", growth("alerts_sent_total", "channel")),
             lines(
                 "Alerts failed and dropped",
-                "none",
                 growth("alerts_failed_total", "channel"),
                 growth("alerts_dropped_total", "reason"),
             ),
-            lines(
-                "Requests to the decision service",
-                "none",
-                growth("service_requests_total", "status"),
-            ),
+            lines("Requests to the decision service", growth("service_requests_total", "status")),
             lines(
                 "Time of a decision of the service",
-                "s",
                 *quantiles("service_decision_seconds", 0.5, 0.99),
+                unit="s",
             ),
         ),
     ),
@@ -239,26 +233,16 @@ DASHBOARDS = (
         (
             "Live",
             states("In charge", gauge("live_in_charge", "{{expert}}"), width=16),
-            Panel("both", "Share of the time in charge", "percentunit", (TIME_IN_CHARGE,), 8),
-            Panel(
-                "stack",
-                "The router's probabilities",
-                "percentunit",
-                (gauge("live_router_probability", "{{expert}}"),),
-                8,
-            ),
-            lines("The router's entropy", "none", gauge("live_router_entropy")),
+            now("both", "Share of the time in charge", TIME_IN_CHARGE, 8, "percentunit"),
+            Panel("stack", "The router's probabilities", "percentunit", (ROUTER,), 8),
+            lines("The router's entropy", gauge("live_router_entropy")),
             states("Masked experts", gauge("live_masked", "{{expert}}")),
-            lines("MAPD", "none", gauge("live_mapd"), width=12),
-            lines("Position scale", "percentunit", gauge("live_position_scale"), width=12),
+            lines("MAPD", gauge("live_mapd"), width=12),
+            shares("Position scale", gauge("live_position_scale"), width=12),
             "Training",
-            lines(
-                "Responsibilities",
-                "percentunit",
-                training("responsibility", "{{expert}} seed {{seed}}"),
-            ),
-            lines("Entropy of usage", "none", training("usage_entropy")),
-            lines("Entropy of the router in training", "none", training("router_entropy")),
+            shares("Responsibilities", training("responsibility", "{{expert}} seed {{seed}}")),
+            lines("Entropy of usage", training("usage_entropy")),
+            lines("Entropy of the router in training", training("router_entropy")),
         ),
     ),
     Dashboard(
@@ -267,27 +251,21 @@ DASHBOARDS = (
         ENGINE,
         (
             "Orders",
-            lines("Orders by state", "none", gauge("live_orders", "{{state}}")),
-            lines("Orders sent", "none", growth("live_orders_total", "side")),
-            lines("Changes of state", "none", growth("live_order_states_total", "state")),
-            lines("Fills", "none", growth("live_fills_total", "side")),
-            lines("Orders stopped", "none", growth("live_stopped_orders_total", "reason")),
-            lines("Orders rejected", "none", growth("live_rejected_orders_total", "reason")),
+            lines("Orders by state", gauge("live_orders", "{{state}}")),
+            lines("Orders sent", growth("live_orders_total", "side")),
+            lines("Changes of state", growth("live_order_states_total", "state")),
+            lines("Fills", growth("live_fills_total", "side")),
+            lines("Orders stopped", growth("live_stopped_orders_total", "reason")),
+            lines("Orders rejected", growth("live_rejected_orders_total", "reason")),
             "Costs",
-            lines("Value traded", "none", growth("live_traded_value_total", "side")),
-            lines("Fees", "none", growth("live_fees_total", "kind")),
+            lines("Value traded", growth("live_traded_value_total", "side")),
+            lines("Fees", growth("live_fees_total", "kind")),
             lines(
                 "Slippage against arrival, basis points",
-                "none",
                 *quantiles("live_slippage_basis_points", 0.1, 0.5, 0.9),
             ),
-            lines(
-                "Cost of slippage",
-                "none",
-                growth("live_slippage_value_total", "instance"),
-                width=12,
-            ),
-            lines("Fees, basis points of the value traded", "none", FEE_SHARE, width=12),
+            lines("Cost of slippage", growth("live_slippage_value_total", "instance"), width=12),
+            lines("Fees, basis points of the value traded", FEE_SHARE, width=12),
         ),
     ),
     Dashboard(
@@ -296,17 +274,17 @@ DASHBOARDS = (
         TRAINING,
         (
             "Progress",
-            lines("Steps", "none", training("steps", "{{run}} seed {{seed}}")),
-            lines("Steps a second", "none", training("steps_per_second")),
+            lines("Steps", training("steps", "{{run}} seed {{seed}}")),
+            lines("Steps a second", training("steps_per_second")),
             states("Finished", training("finished", "{{run}} seed {{seed}}")),
             "Learning",
-            lines("Losses", "none", training("loss", "{{name}} seed {{seed}}"), width=12),
-            lines("Reward", "none", training("reward"), width=12),
-            lines("Validation", "none", training("valid", "{{measure}} seed {{seed}}"), width=12),
-            lines("MAPD", "none", training("mapd"), width=6),
-            lines("λ, weight of diversity", "none", training("kl_lambda"), width=6),
+            lines("Losses", training("loss", "{{name}} seed {{seed}}"), width=12),
+            lines("Reward", training("reward"), width=12),
+            lines("Validation", training("valid", "{{measure}} seed {{seed}}"), width=12),
+            lines("MAPD", training("mapd"), width=6),
+            lines("λ, weight of diversity", training("kl_lambda"), width=6),
             "Health",
-            lines("Workers that died", "none", training("worker_deaths_total"), width=24),
+            lines("Workers that died", training("worker_deaths_total"), width=24),
         ),
     ),
 )
@@ -355,8 +333,7 @@ def _build(panel: Panel) -> timeseries.Panel | stat.Panel | statetimeline.Panel:
     made: timeseries.Panel | stat.Panel | statetimeline.Panel
     legend = VizLegendOptions().show_legend(True)
     legend.display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
-    now = panel.kind in TEXTS
-    if now:
+    if panel.kind in TEXTS:
         made = stat.Panel().graph_mode(BigValueGraphMode.NONE).color_mode(BigValueColorMode.VALUE)
         made.text_mode(TEXTS[panel.kind])
         made.reduce_options(ReduceDataOptions().calcs(["lastNotNull"]))
@@ -369,7 +346,7 @@ def _build(panel: Panel) -> timeseries.Panel | stat.Panel | statetimeline.Panel:
     made.title(panel.title).unit(panel.unit).datasource(SOURCE)
     for letter, query in zip("ABC", panel.queries, strict=False):
         target = prometheus.Dataquery().expr(query.expr).legend_format(query.legend).ref_id(letter)
-        made.with_target(target.instant() if now else target.range())
+        made.with_target(target.instant() if panel.kind in TEXTS else target.range())
     return made
 
 

