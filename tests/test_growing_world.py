@@ -397,7 +397,8 @@ def test_command_and_events_are_the_same_after_a_restart(markets: Callable[..., 
             assert isinstance(live.policy, HierarchyPolicy)
             if n == 1 and len(heard[1]) > 3:
                 live.restart()
-            live.policy.subscribe(heard[n].append) if live.policy._alerts == [] else None
+            if not live.policy._callbacks:
+                live.policy.subscribe(heard[n].append)
             live.step()
         assert isinstance(plain.policy, HierarchyPolicy)
         assert isinstance(stopped.policy, HierarchyPolicy)

@@ -17,12 +17,13 @@ from echelon.config.agents import RewardConfig
 from echelon.envs import ActionRule, Books, World
 from echelon.envs.act import Holdings
 from echelon.errors import UsageError
+from echelon.monitoring.alerts import Alert
 from echelon.population.expert_books import survey, warm_bars
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.reference_policies import HedgeRouter, RouterPolicy
 from echelon.population.router_task import observation_names
 from echelon.proving.worlds import join_worlds
-from echelon.risk.events import RiskEvent, RiskKind
+from echelon.risk.events import RiskKind, alert_of
 from echelon.types import Bools, Floats, Floats32, Ints
 
 HORIZONS = (2, 5, 12)
@@ -250,12 +251,12 @@ def test_portfolio_that_falls_too_far_is_halted_at_its_exact_drawdown() -> None:
         *("fee_rate=0.002", "risk.drawdown_release=0.9"),
     )
     policy = policy_of(config)
-    told: list[RiskEvent] = []
+    told: list[Alert] = []
     policy.subscribe(told.append)
     found = run_backtest(policy, world, range(40, 200), config)
     record = policy.record
     assert record is not None
-    assert tuple(told) == record.events
+    assert told == [alert_of(event) for event in record.events]
     halts = [e for e in record.events if e.kind == RiskKind.HALTED]
     resumed = [e.time for e in record.events if e.kind == RiskKind.RESUMED]
     assert len(halts) >= 2

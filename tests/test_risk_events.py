@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from echelon.errors import Stopped, StoreError
-from echelon.risk.events import RiskEvent, RiskKind, RiskLog, from_lines, to_lines
+from echelon.monitoring.alerts import Alert
+from echelon.risk.events import RiskEvent, RiskKind, RiskLog, alert_of, from_lines, to_lines
 
 MASKED = RiskEvent(
     28, RiskKind.MASKED, "trend 趋势", 0.16, 0.15, 3, {"note": "\u2028\nx", "n": math.inf}
@@ -18,7 +19,7 @@ MASKED = RiskEvent(
 HALTED = RiskEvent(40, RiskKind.HALTED, "portfolio", 0.31, 0.25)
 
 
-def broken_pager(event: RiskEvent) -> None:
+def broken_pager(alert: Alert) -> None:
     raise ConnectionError("no line")
 
 
@@ -81,20 +82,25 @@ def test_bytes_that_are_no_text_are_a_store_error() -> None:
 
 
 def test_alerts_are_told_of_events_in_order() -> None:
-    told: list[RiskEvent] = []
-    log = RiskLog(alerts=[told.append])
+    told: list[Alert] = []
+    log = RiskLog(alert_callbacks=[told.append])
     log.append(MASKED)
-    log.subscribe(lambda event: told.append(event))
+    log.subscribe(lambda alert: told.append(alert))
     log.append(HALTED)
-    assert told == [MASKED, HALTED, HALTED]
+    assert told == [alert_of(MASKED), alert_of(HALTED), alert_of(HALTED)]
+    assert [(alert.kind, alert.severity) for alert in told[:2]] == [
+        ("masked", "warning"),
+        ("halted", "critical"),
+    ]
+    assert told[0].values == {"measured": 0.16, "limit": 0.15, "bar": 28, **MASKED.values}
     assert list(log) == [MASKED, HALTED]
 
 
 def test_alert_that_raises_is_an_event_and_stops_neither_trading_nor_others() -> None:
-    told: list[RiskEvent] = []
-    log = RiskLog(alerts=[broken_pager, told.append])
+    told: list[Alert] = []
+    log = RiskLog(alert_callbacks=[broken_pager, told.append])
     log.append(MASKED)
-    assert told == [MASKED]
+    assert told == [alert_of(MASKED)]
     recorded, failure = log
     assert recorded == MASKED
     assert (failure.kind, failure.who) == (RiskKind.ALERT_FAILED, "broken_pager")
@@ -108,7 +114,7 @@ def test_alert_that_raises_is_an_event_and_stops_neither_trading_nor_others() ->
 
 
 def test_failures_of_all_alerts_are_recorded_once_each() -> None:
-    log = RiskLog(alerts=[broken_pager, broken_pager])
+    log = RiskLog(alert_callbacks=[broken_pager, broken_pager])
     log.append(MASKED)
     log.append(HALTED)
     assert sum(event.kind is RiskKind.ALERT_FAILED for event in log) == 4
@@ -117,10 +123,10 @@ def test_failures_of_all_alerts_are_recorded_once_each() -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Stopped("stopped; resume with …")])
 def test_alert_does_not_hold_up_ctrl_c(error: BaseException) -> None:
-    def interrupted(event: RiskEvent) -> None:
+    def interrupted(alert: Alert) -> None:
         raise error
 
-    log = RiskLog(alerts=[interrupted])
+    log = RiskLog(alert_callbacks=[interrupted])
     with pytest.raises(type(error)):
         log.append(MASKED)
     assert list(log) == [MASKED]

@@ -33,9 +33,11 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from echelon.errors import bound_message, printable
+from echelon.errors import ConfigError, bound_message, printable
 
 if TYPE_CHECKING:
+    from echelon.config.alerts import AlertsConfig
+    from echelon.monitoring.alerts import Alerter
     from echelon.training.loop import Outcome
     from echelon.training.loop import Progress as Standing
 
@@ -232,6 +234,24 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def open_alerter(config: AlertsConfig, source: str, *, needed: bool = True) -> Alerter:
+    """Who sends the alerts of a configuration, in its language. source: what they are of
+
+    needed: False where the configuration is a run's, whose addresses this machine may not have
+    """
+    from echelon.config.alerts import AlertsConfig
+    from echelon.monitoring.alerts import Alerter
+    from echelon.report.texts import Words
+
+    try:
+        return Alerter(config, source, Words(config.language).alert)
+    except ConfigError as error:
+        if needed:
+            raise
+        warn(f"no alerts are sent: {error}")
+        return Alerter(AlertsConfig())
 
 
 def say_rules(facts: Mapping[str, Any], of: str = "") -> None:

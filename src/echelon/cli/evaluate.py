@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 from rich.table import Table
 
-from echelon.cli.console import add_row, number_table, out, say_rules, set_up_logging
+from echelon.cli.console import (
+    add_row,
+    number_table,
+    open_alerter,
+    out,
+    say_rules,
+    set_up_logging,
+)
 from echelon.cli.options import Level, TrustCode
 from echelon.errors import UsageError
 from echelon.files import sweep
@@ -127,7 +134,8 @@ def evaluate_run(
         trained = trained.executed_by(executor, name)
     if with_rules:
         say_rules(rules_of(trained.prepared, trained.config).facts())
-    result = evaluate_split(trained, split, csv=csv, ensemble=ensemble)
+    with open_alerter(trained.config.alerts, f"{run.name} · {split}", needed=False) as alert:
+        result = evaluate_split(trained, split, csv=csv, ensemble=ensemble, alert_callbacks=[alert])
     print_evaluation(result, trained.config.eval.metrics)
     for line in (*_execution_costs(result), *how_sure(trained.home, split)):
         typer.echo(line)

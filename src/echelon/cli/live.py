@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from echelon.cli.console import err, out, set_up_logging
+from echelon.cli.console import err, open_alerter, out, set_up_logging
 from echelon.cli.live_view import Recorder, read_recent, status_view
 from echelon.cli.options import ConfigFile, Level, Overrides, TrustCode
-from echelon.errors import EchelonError, Stopped, UsageError
+from echelon.errors import EchelonError, Stopped, UsageError, shorten
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -86,11 +86,13 @@ def run(
     from echelon.config.live import LiveConfig
     from echelon.config.load import load_section
     from echelon.config.secrets import require_token
+    from echelon.live.alerts import AlertWatcher, metrics_of
     from echelon.live.brokers import open_broker
     from echelon.live.control import ControlServer
     from echelon.live.engine import Interrupted, LiveEngine
     from echelon.live.feeds import open_feed
     from echelon.live.monitor import Monitor
+    from echelon.monitoring.alerts import Alert
     from echelon.monitoring.metrics import LIVE, Metrics
     from echelon.stopping import stop_requests
 
@@ -99,13 +101,17 @@ def run(
     token = None if no_control else require_token()
     loaded, place, until = _open_bundle(bundle, store, begin, trust_code)
     with ExitStack() as stack:
+        name = f"{loaded.manifest['policy']} · {broker.partition(':')[0]} · {journal.name}"
+        alert = stack.enter_context(open_alerter(settings.alerts, name))
         source = open_feed(feed, loaded, place)
         venue = open_broker(broker, loaded, journal, place, until, settings)
         engine = LiveEngine.open(loaded, place, journal, source, venue, settings, until=until)
         stack.enter_context(engine)
+        engine.watchers.append(AlertWatcher(alert, settings.alerts.drawdown))
         if token is not None:
             metrics = Metrics(*LIVE)
             engine.watchers.append(Monitor(metrics, engine, feed))
+            metrics.refresh.append(metrics_of(metrics, alert, journal))
             stack.enter_context(ControlServer(engine, token, metrics, settings.metrics.port))
         state = engine.state
         typer.echo(
@@ -118,6 +124,10 @@ def run(
                 engine.run(stop, bars=bars)
             except Interrupted as error:
                 raise Stopped(str(error)) from None
+            except Exception as error:
+                values = {"detail": shorten(f"{type(error).__name__}: {error}", 600)}
+                alert(Alert("ended", "critical", time=state.time, values=values))
+                raise
         typer.echo(_line(engine.peek()))
         if stop():
             raise Stopped("the journal is whole; the same command goes on.")
@@ -247,6 +257,63 @@ def report(
     with Journal.read(journal) as opened:
         loaded = load_bundle(bundle, trust_code=trust_code or ())
         typer.echo(f"report: {write_live_report(loaded, opened, output_dir, lang)}")
+
+
+@app.command()
+def summary(
+    bundle: BundleOption,
+    journal: JournalOption,
+    day: Annotated[
+        datetime | None,
+        typer.Option("--date", formats=["%Y-%m-%d"], help="Day; default: of the last decision."),
+    ] = None,
+    output_dir: Annotated[
+        Path | None, typer.Option("--output-dir", help="Directory of the page; default: none.")
+    ] = None,
+    language: Annotated[
+        str | None,
+        typer.Option("--language", "--lang", help="en or zh; default: alerts.language."),
+    ] = None,
+    send: Annotated[
+        bool, typer.Option("--send", help="Send it to every channel of the configuration.")
+    ] = False,
+    config: ConfigFile = None,
+    override: Overrides = None,
+    trust_code: TrustCode = None,
+    log_level: Level = "INFO",
+) -> None:
+    """Summarise a day: profit, trades, who was in charge and why, costs, alerts.
+
+    The day's decisions are made again from the journal first; exit code 1 where one differs. With
+    `--send` the text goes to the channels of `alerts.channels`, and the page with an e-mail.
+    """
+    from echelon.config.live import LiveConfig
+    from echelon.config.load import load_section
+    from echelon.files import write_atomic
+    from echelon.live.journal import Journal
+    from echelon.live.summary import message, render, summarise
+    from echelon.monitoring.alerts import send_now
+    from echelon.report.texts import Words, file_name
+    from echelon.serving.bundle import load_bundle
+
+    set_up_logging(log_level)
+    alerts = load_section(LiveConfig, config, override or ()).alerts
+    words = Words(language or alerts.language)
+    with Journal.read(journal) as opened:
+        loaded = load_bundle(bundle, trust_code=trust_code or ())
+        done = summarise(loaded, opened, None if day is None else day.date(), alerts.drawdown)
+    page = render(done, words)
+    said = message(done, words, page)
+    typer.echo(said.text)
+    if output_dir is not None:
+        path = output_dir / file_name(f"summary-{done.day}", "html", words.lang)
+        write_atomic(path, page)
+        typer.echo(f"page: {path}")
+    if send:
+        send_now(alerts, said)
+    if done.differences:
+        some = "\n".join(done.differences[:10])
+        raise EchelonError(f"the journal differs from what is computed of it:\n{some}")
 
 
 @app.command()

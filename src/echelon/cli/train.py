@@ -12,9 +12,9 @@ import typer
 from rich.text import Text
 
 from echelon.cli import options
-from echelon.cli.console import add_row, clock, err, out, text_table, watching
+from echelon.cli.console import add_row, clock, err, open_alerter, out, text_table, watching
 from echelon.cli.prepare import prepare_run
-from echelon.errors import EchelonError, Stopped, UsageError
+from echelon.errors import EchelonError, Stopped, UsageError, shorten
 from echelon.files import exclusive_lock
 from echelon.runs import RunDirectory
 
@@ -107,6 +107,7 @@ def train_all_seeds(
     goes on from it; train: one seed in a process of its own, None: a portfolio agent
     tell: called with a seed that has made progress
     """
+    from echelon.monitoring.alerts import Alert
     from echelon.training.run import SeedJob, train_seed, train_seeds
     from echelon.workers import Failure
 
@@ -116,11 +117,17 @@ def train_all_seeds(
     resume = given.resume is not None
     jobs = [SeedJob(config, directory, seed, resume, checkpoint) for seed in wanted]
     number = {seed: k for k, seed in enumerate(wanted)}
-    with watching([f"seed {seed}" for seed in wanted], [total] * len(jobs)) as watch:
+    labels = [f"seed {seed}" for seed in wanted]
+    with (
+        open_alerter(config.alerts, directory.name) as alert,
+        watching(labels, [total] * len(jobs)) as watch,
+    ):
 
         def on_progress(now: Progress) -> None:
             tell(now.seed)
             watch.progress(number[now.seed], now)
+            for risk in now.alerts:
+                alert(risk)
 
         done = train_seeds(
             jobs,
@@ -128,6 +135,13 @@ def train_all_seeds(
             on_progress=on_progress,
             train=train or train_seed,
         )
+        for label, result in zip(labels, done.results, strict=True):
+            if isinstance(result, Failure):
+                why = shorten(f"{type(result.error).__name__}: {result.error}", 600)
+                alert(Alert("training_failed", "critical", label, values={"detail": why}))
+            elif result is not None and result.ending != "stopped":
+                values = {"steps": result.step, "score": result.best_score}
+                alert(Alert("training_ended", "info", label, values=values))
     for seed, result in zip(wanted, done.results, strict=True):
         # A failure says which seed it concerns; the traceback of a bug stays as it is.
         if len(jobs) > 1 and isinstance(result, Failure) and isinstance(result.error, EchelonError):

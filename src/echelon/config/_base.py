@@ -29,7 +29,7 @@ class Section(BaseModel):
     def _read_numbers(cls, value: Any, info: ValidationInfo) -> Any:  # noqa: ANN401 (as YAML read it)
         """Refuse what pydantic would take for another number, and read 1e6 where YAML does not."""
         assert info.field_name is not None
-        types = set(_types_in(cls.model_fields[info.field_name].annotation))
+        types = set(types_in(cls.model_fields[info.field_name].annotation))
         if types & {int, float, date} and not types & {bool, str}:
             return _read_number(value, types)
         return value
@@ -41,13 +41,13 @@ class Section(BaseModel):
         return self
 
 
-def _types_in(annotation: Any) -> Iterator[Any]:  # noqa: ANN401 (any type hint)
+def types_in(annotation: Any) -> Iterator[Any]:  # noqa: ANN401 (any type hint)
     """The plain types that a type hint is made of."""
     parts = () if get_origin(annotation) is Literal else get_args(annotation)
     if not parts:
         yield annotation
     for part in parts:
-        yield from _types_in(part)
+        yield from types_in(part)
 
 
 def _read_number(value: Any, types: set[Any]) -> Any:  # noqa: ANN401 (as YAML read it)

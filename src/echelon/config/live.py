@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from echelon.config._base import Section
+from echelon.config.alerts import AlertsConfig
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -75,6 +76,8 @@ class LiveConfig(Section):
     """Which bar sets pass."""
     limits: LimitsConfig = LimitsConfig()
     """The risk gate before every order."""
+    alerts: AlertsConfig = AlertsConfig()
+    """Who is told of what, by which channel."""
     metrics: MetricsConfig = MetricsConfig()
     """Where Prometheus reads."""
     snapshot_every: PositiveInt = 50

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from echelon.config._base import Section
+from echelon.config._base import Section, types_in
 from echelon.config.code import RunCode, real_path
 from echelon.config.tree import Config
 from echelon.config.yaml_reader import MAX_DEPTH, parse_yaml, read_yaml
@@ -142,7 +142,8 @@ def _explain(error: ValidationError, where: str, root: type[Section]) -> str:
             key, model = loc.pop(), root
             for part in loc:
                 field = getattr(model, "model_fields", {}).get(part)
-                model = field.annotation if field is not None else model
+                inner = [] if field is None else types_in(field.annotation)
+                model = next((kind for kind in inner if hasattr(kind, "model_fields")), model)
             known = list(getattr(model, "model_fields", {}))
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
@@ -160,13 +161,13 @@ def _explain(error: ValidationError, where: str, root: type[Section]) -> str:
 
 
 def to_json(config: Config) -> str:
-    """Return the resolved tree as canonical JSON (sorted keys), without mere permissions."""
-    tree = config.model_dump(mode="json", exclude={"market": {"preset_confirmed"}})
+    """Return the resolved tree as canonical JSON (sorted keys), without permissions and alerts."""
+    tree = config.model_dump(mode="json", exclude={"market": {"preset_confirmed"}, "alerts": True})
     return json.dumps(tree, sort_keys=True, ensure_ascii=False)
 
 
 def fingerprint(config: Config) -> str:
-    """Return the SHA-256 of the resolved configuration, as hex; a permission is no part of it."""
+    """Return the SHA-256 of the resolved configuration, as hex; see `to_json` for what is in it."""
     return hashlib.sha256(to_json(config).encode()).hexdigest()
 
 

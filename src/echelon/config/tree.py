@@ -22,6 +22,7 @@ from echelon.config.agents import (
     StateConfig,
     TrainConfig,
 )
+from echelon.config.alerts import AlertsConfig
 from echelon.config.data import DataConfig
 from echelon.config.execution import ExecutionConfig
 from echelon.config.features import FeaturesConfig, NormalizationConfig
@@ -147,6 +148,8 @@ class Config(Section):
     """The execution layer."""
     walk_forward: WalkForwardConfig = WalkForwardConfig()
     """Folds of `echelon walk-forward`."""
+    alerts: AlertsConfig = AlertsConfig()
+    """Who is told of risk events and of how training ended; no result and no hash depends on it."""
 
     @field_validator("assets")
     @classmethod

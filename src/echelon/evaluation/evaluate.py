@@ -13,7 +13,7 @@ RUN/executors/NAME/evaluations/SPLIT/  the same with another executor (`TrainedR
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -53,7 +53,9 @@ from echelon.evaluation.trust import (
     read_saved,
 )
 from echelon.files import exclusive_lock, finite_values, read_json, write_json
+from echelon.monitoring.alerts import AlertCallback
 from echelon.ops.measures import LABELS, MeanStd, mean_std
+from echelon.population.policy import risk_alerts
 from echelon.population.record import CommandRecord, record_of, remove_record
 from echelon.population.reference_policies import reference_policies_of, sort_reference_policies
 from echelon.runs.directory import RunFacts
@@ -123,6 +125,7 @@ def evaluate(
     trust: bool = True,
     csv: bool = False,
     ensemble: bool = False,
+    alert_callbacks: Sequence[AlertCallback] = (),
 ) -> Evaluation:
     """Backtest the run's agents and the baselines on a split, and save what came out.
 
@@ -130,6 +133,7 @@ def evaluate(
     before the window is opened.
     trust: with trust.json (see evaluation.trust); csv: tables that people read as CSV too
     ensemble: with all seeds as one policy (see backtest.ensemble)
+    alert_callbacks: called with what risk control did to the agents
     """
     config = run.config
     policies: dict[int, Policy] = {seed: run.policy(seed) for seed in run.seeds}
@@ -142,6 +146,9 @@ def evaluate(
         for seed, policy in policies.items():
             agents[seed] = run_backtest(policy, world, span, config)
             records[seed] = record_of(policy)  # before the policy is run at other costs
+            for alert in risk_alerts(policy, agents[seed].times):
+                for callback in alert_callbacks:
+                    callback(alert)
         baselines = run_baselines(world, span, config)
         look.note(agents)
         directory = run.home / "evaluations" / split

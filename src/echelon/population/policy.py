@@ -41,6 +41,7 @@ from echelon.envs.act import ActionKind, Holdings, cap_weights, free
 from echelon.envs.world import World
 from echelon.errors import DataError, StoreError, UsageError
 from echelon.market import Rows
+from echelon.monitoring.alerts import Alert, AlertCallback
 from echelon.population import router_task
 from echelon.population.expert_books import (
     ExpertBooks,
@@ -60,10 +61,10 @@ from echelon.population.reference_policies import (
     expert_key,
 )
 from echelon.population.router_task import MarketView
-from echelon.risk.events import Alert, RiskEvent, RiskLog
+from echelon.risk.events import RiskEvent, RiskLog, alert_of
 from echelon.risk.portfolio import MONTH, PortfolioHalt, TurnoverLimit
 from echelon.states import State, below_prefix, copy_state, match_state, with_prefix
-from echelon.types import Bools, Floats, Floats32, Ints
+from echelon.types import Bools, Floats, Floats32, Ints, Times
 
 _ALL = 2.0  # turnover of an exchange of everything
 _LAST_EVENTS = 1_000  # events of risk control that are kept where there is no record
@@ -114,15 +115,15 @@ class HierarchyPolicy:
         self._most = None if keep_record else _LAST_EVENTS
         self.log = RiskLog(most=self._most)
         """What risk control did in the present run, or the last; times count bars of the book."""
-        self._alerts: list[Alert] = []
+        self._callbacks: list[AlertCallback] = []
         self._world: World | None = None
         self._restored = False
         self._run: _Run | None = None
 
-    def subscribe(self, alert: Alert) -> None:
-        """Call `alert` with every event of risk control, of this run and of later ones."""
-        self._alerts.append(alert)
-        self.log.subscribe(alert)
+    def subscribe(self, callback: AlertCallback) -> None:
+        """Call `callback` with every event of risk control, of this run and of later ones."""
+        self._callbacks.append(callback)
+        self.log.subscribe(callback)
 
     def reference_policies(self) -> Mapping[str, Policy]:
         """The fixed-share hedge over the same experts, and each expert by itself."""
@@ -146,7 +147,7 @@ class HierarchyPolicy:
         begin = max(span.start - self._warm, first)
         self._span = range(min(begin, span.start), span.stop)
         start_experts(self.experts, world, self._span)
-        self.log = RiskLog(self._alerts, self._most)
+        self.log = RiskLog(self._callbacks, self._most)
         self._run = None
 
     def decide(self, row: Rows, held: Holdings) -> Floats:
@@ -176,7 +177,7 @@ class HierarchyPolicy:
         """Books that begin at `row`[E], with own books that have been traded up to there."""
         assert self._world is not None, "start() comes before decide()"
         if self._run is not None:
-            self.log = RiskLog(self._alerts, self._most)
+            self.log = RiskLog(self._callbacks, self._most)
         first = self._world.first_rows(row)
         begin = np.minimum(np.maximum(row - self._warm, np.maximum(first, self._span.start)), row)
         if begin.min() < self._world.kept.start:
@@ -549,3 +550,14 @@ class _Step(NamedTuple):
     decided: np.bool_
     allowed: Bools
     target: Floats
+
+
+def risk_alerts(policy: Policy, times: Times) -> list[Alert]:
+    """What risk control did in the last run of a policy that is more than information.
+
+    times[T]: of the run, its first decision first
+    """
+    if not isinstance(policy, HierarchyPolicy):
+        return []
+    alerts = (alert_of(event, times[event.time]) for event in policy.log)
+    return [alert for alert in alerts if alert.severity != "info"]

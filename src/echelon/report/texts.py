@@ -22,6 +22,7 @@ from typing import Literal, get_args
 import yaml
 
 from echelon.errors import UsageError
+from echelon.monitoring.alerts import Alert
 from echelon.ops.measures import LABELS
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # without libyaml: the same, slower
@@ -31,6 +32,14 @@ DASH = "–"
 MEAN = "mean"
 """Key of what is a mean over seeds."""
 
+_SUBJECTS = {
+    "halt": "live_halt",
+    "refused": "refused",
+    "stopped": "stopped",
+    "rejected": "reason",
+    "command": "live_command",
+}
+"""Kind of an alert whose subject is a code → what it is a code of."""
 _EXPERT = re.compile(r"expert (\d+)")
 
 
@@ -113,6 +122,23 @@ class Words:
                 return text.format(**values)
         details = (f"{name} {value}" for name, value in values.items())
         return self("comma").join((code.replace("_", " "), *details))
+
+    def alert(self, alert: Alert) -> str:
+        """The sentence of an alert, after its severity; of risk control's as in a report."""
+        kind, values = alert.kind, dict(alert.values)
+        term = _SUBJECTS.get(kind)
+        who = self.who(alert.who) if term is None else self.term(term, alert.who)
+        text = self._texts.get(f"alert_{kind}")
+        if text is None:
+            event = self.event(kind, values)
+            text = self("colon").join(filter(None, (self.term("risk", kind), who, event)))
+            if "limit" in values:
+                text += self("alert_measured", **values)
+        else:
+            text = text.format(who=who, **values)
+        if "repeated" in values:
+            text += self("alert_repeated", n=values["repeated"])
+        return self("colon").join((self(f"alert_{alert.severity}"), text))
 
     def _text_or(self, kind: str, key: str, default: str) -> str:
         return self._texts.get(f"{kind}_{key}", default)

@@ -1,7 +1,8 @@
 """What risk control did, when, to whom and why: a log, and alerts.
 
-An alert that raises does not stop trading, nor the other alerts: its failure is recorded as an
-event of its own (`alert_failed`), which is not alerted again.
+Every event is an `Alert` to the callbacks of its log. One that raises does not stop trading, nor
+the other callbacks: its failure is recorded as an event of its own (`alert_failed`), which is not
+alerted again.
 
 JSON has no NaN and no infinities: as in the metric log, such a number is a string, "NaN",
 "Infinity" or "-Infinity".
@@ -10,17 +11,19 @@ JSON has no NaN and no infinities: as in the metric log, such a number is a stri
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from pydantic import ConfigDict, FiniteFloat
 from typing_extensions import TypedDict
 
+from echelon.config.alerts import Severity
 from echelon.errors import DamagedError, Stopped
 from echelon.files import json_line, parse_json
+from echelon.monitoring.alerts import Alert, AlertCallback
 
 
 class RiskKind(StrEnum):
@@ -46,7 +49,7 @@ class RiskKind(StrEnum):
 class RiskEvent:
     """One thing risk control did at the close of bar `time` to book `book`.
 
-    who: the expert, the portfolio or, if it failed, the alert
+    who: the expert, the portfolio or, if it failed, the alert's callback
     value, limit: what was measured, and what it was held against
     values: more that the kind has to say; reports make the sentence from both
     """
@@ -60,34 +63,50 @@ class RiskEvent:
     values: Mapping[str, float | str] = field(default_factory=dict)
 
 
-Alert: TypeAlias = Callable[[RiskEvent], None]
+SEVERITY: Mapping[RiskKind, Severity] = {
+    RiskKind.HALTED: "critical",
+    RiskKind.MASKED: "warning",
+    RiskKind.FORCED: "warning",
+    RiskKind.HALVED: "warning",
+    RiskKind.ALERT_FAILED: "warning",
+}
+"""Of events that are alerted; those of other kinds are for information."""
+
+
+def alert_of(event: RiskEvent, time: object = "") -> Alert:
+    """An event as an alert. time: of its bar, where that is known"""
+    values = {"measured": event.value, "limit": event.limit, **event.values, "bar": event.time}
+    severity = SEVERITY.get(event.kind, "info")
+    return Alert(event.kind.value, severity, event.who, str(time), values)
 
 
 class RiskLog:
     """Events in the order they happened. Iterating gives them."""
 
-    def __init__(self, alerts: Iterable[Alert] = (), most: int | None = None) -> None:
-        """alerts: called with every event; most: events that are kept, the last ones; None: all."""
-        self._alerts = list(alerts)
+    def __init__(
+        self, alert_callbacks: Iterable[AlertCallback] = (), most: int | None = None
+    ) -> None:
+        """alert_callbacks: called with every event; most: events that are kept; None: all."""
+        self._callbacks = list(alert_callbacks)
         self._events: deque[RiskEvent] = deque(maxlen=most)
 
     def __iter__(self) -> Iterator[RiskEvent]:
         return iter(self._events)
 
-    def subscribe(self, alert: Alert) -> None:
-        """Call `alert` with every event from now on."""
-        self._alerts.append(alert)
+    def subscribe(self, callback: AlertCallback) -> None:
+        """Call `callback` with every event from now on."""
+        self._callbacks.append(callback)
 
     def append(self, event: RiskEvent) -> None:
         """Record an event and tell all who want to know."""
         self._events.append(event)
-        for alert in tuple(self._alerts):
+        for callback in tuple(self._callbacks):
             try:
-                alert(event)
+                callback(alert_of(event))
             except Stopped:
-                raise  # the user's Ctrl-C, not a fault of the alert
+                raise  # the user's Ctrl-C, not a fault of the callback
             except Exception as error:  # noqa: BLE001 - whatever it is, it must not end trading
-                name = getattr(alert, "__qualname__", type(alert).__name__)
+                name = getattr(callback, "__qualname__", type(callback).__name__)
                 text = f"{type(error).__name__}: {error}"
                 values = {"event": event.kind.value, "subject": event.who, "error": text}
                 failed = replace(event, kind=RiskKind.ALERT_FAILED, who=name, values=values)

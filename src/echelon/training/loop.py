@@ -22,6 +22,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from echelon.agents.learner import RoundLearner
 from echelon.errors import DamagedError, StoreError, shorten
 from echelon.files import write_json
+from echelon.monitoring.alerts import Alert
 from echelon.runs.checkpoint import blaming_checkpoint, load_checkpoint, save_checkpoint
 from echelon.runs.metrics import MetricLog
 from echelon.runs.tracking import Sink, Status
@@ -51,7 +52,7 @@ class Progress:
     """Where training stands, for whoever watches.
 
     reward: mean of the last log interval, before scaling; score: of the last validation, NaN
-    before it; best: the best score so far
+    before it; best: the best score so far; alerts: of risk control in validations since the last
     """
 
     seed: int
@@ -61,6 +62,7 @@ class Progress:
     reward: float
     score: float
     best: float
+    alerts: tuple[Alert, ...] = ()
 
     @property
     def seconds_left(self) -> float:
@@ -120,6 +122,7 @@ class TrainingLoop(ABC, Generic[LearnerT]):
         self.intervals, self.identity, self.made_of = intervals, identity, made_of
         self.select_by, self.reward_scale = select_by, reward_scale
         self.course = Course()
+        self.alerts: list[Alert] = []
         self.resumed_at: int | None = None
         self._passing: str | None = None
         """Name of the checkpoint of a stop, of which an uninterrupted training has none: the next
@@ -249,7 +252,8 @@ class TrainingLoop(ABC, Generic[LearnerT]):
     def _progress(self, rate: float) -> Progress:
         course, steps, total = self.course, self.learner.steps, self.intervals.total
         best = course.best_score if course.best_step >= 0 else math.nan
-        return Progress(self.seed, steps, total, rate, course.reward, course.score, best)
+        alerts, self.alerts = tuple(self.alerts), []
+        return Progress(self.seed, steps, total, rate, course.reward, course.score, best, alerts)
 
     def _checkpoint(self, log: MetricLog, *, passing: bool = False) -> None:
         log.snapshot()

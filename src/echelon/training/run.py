@@ -33,6 +33,7 @@ from echelon.envs.world import World, world_of
 from echelon.errors import DamagedError, DataError, StoreError, UsageError, shorten
 from echelon.features.prepared import Prepared
 from echelon.files import blaming, exclusive_lock, json_line, read_json, write_json
+from echelon.population.policy import risk_alerts
 from echelon.runs import RunDirectory
 from echelon.runs.checkpoint import (
     TENSORS,
@@ -53,6 +54,8 @@ from echelon.workers import JobResults, Report, ShouldStop, run_jobs
 LEARNER_FACTS = "learner.json"
 _LEAST_VALID = 3
 """Bars of a validation window: two returns have a standard deviation."""
+_MOST_ALERTS = 100
+"""Of validations, the last ones, that wait for whoever watches."""
 
 _TRAINED_BY = (
     *("assets", "window", "fee_rate", "buy_pct", "sell_pct", "split", "features", "normalization"),
@@ -171,8 +174,11 @@ class Training(TrainingLoop[Learner]):
     def validate(self) -> Metrics:
         """Measures of the present policy on the validation window; means where it has stretches."""
         policy, world = self.learner.policy(), self.worlds.valid
-        runs = (run_backtest(policy, world, span, self.config) for span in self.valid_spans)
-        spans = [run.measures for run in runs]
+        spans = []
+        for valid in self.valid_spans:
+            run = run_backtest(policy, world, valid, self.config)
+            spans.append(run.measures)
+            self.alerts = [*self.alerts, *risk_alerts(policy, run.times)][-_MOST_ALERTS:]
         return {name: sum(m[name] for m in spans) / len(spans) for name in spans[0]}
 
     def _save_best(self) -> None:

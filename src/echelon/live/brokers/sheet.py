@@ -31,22 +31,18 @@ import json
 import logging
 import math
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-from urllib.parse import urlsplit
+from typing import Literal, NamedTuple
 
 import polars as pl
 from pydantic import SecretStr
 from typing_extensions import TypedDict
 
 from echelon.config.secrets import Secrets
-from echelon.errors import ConfigError, InvalidDataError, Problem, UsageError, shorten
+from echelon.errors import InvalidDataError, Problem, UsageError, shorten
 from echelon.files import (
     Closing,
     exclusive_lock,
@@ -64,6 +60,7 @@ from echelon.live.brokers import (
     OrderStatus,
     VenueFill,
 )
+from echelon.monitoring.channels import Undelivered, check_url, post_json
 from echelon.serving.engine import Account
 
 log = logging.getLogger(__name__)
@@ -72,8 +69,6 @@ CASH = "$cash"
 MAX_BYTES = 64 << 20
 _AGAIN_SECONDS = 5.0
 """Between two tries to post a sheet."""
-_POST_SECONDS = 5.0
-"""That one may take."""
 _ROUNDING = 1e-9
 _REMEDY = "Sheets are ours: restore the file from a backup, or start with an empty directory."
 _SIDES: Mapping[str, Literal["buy", "sell"]] = {
@@ -162,7 +157,7 @@ class SheetBroker(Closing):
         self._directory, self._symbols, self._now = directory, frozenset(symbols), now
         self._webhook = webhook
         if webhook is not None:
-            _check_url(webhook)
+            check_url(webhook, "ECHELON_SHEET_WEBHOOK")
         self._sheets: dict[str, Sheet] = {}  # by name below the directory, without its ending
         self._orders: dict[str, SheetOrder] = {}
         self._cancelled: set[str] = set()
@@ -467,38 +462,14 @@ class SheetBroker(Closing):
             write_atomic(marker, f"{sheet['id']}\n")
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A webhook that moved gets nothing: its address is a secret, and so may be what it is sent."""
-
-    def redirect_request(self, *_: Any) -> None:  # noqa: ANN401 (as urllib has it)
-        return None
-
-
 def _post_json(url: SecretStr, sheet: Sheet) -> str | None:
     """Post a sheet; why it was not taken, without the URL, or None."""
-    headers = {"Content-Type": "application/json", "Idempotency-Key": sheet["id"]}
     try:
-        request = urllib.request.Request(  # noqa: S310 (https, or loopback: _check_url)
-            url.get_secret_value(), json_line(sheet).encode(), headers, method="POST"
-        )
-        opener = urllib.request.build_opener(_NoRedirect)
-        with opener.open(request, timeout=_POST_SECONDS):
-            return None
-    except urllib.error.HTTPError as error:
-        error.close()
-        return None if error.code == 409 else f"status {error.code}"  # 409: it has it already
-    except (OSError, ValueError, HTTPException) as error:
-        return type(error).__name__  # its words may hold the URL
-
-
-def _check_url(webhook: SecretStr) -> None:
-    parts = urlsplit(webhook.get_secret_value())
-    local = parts.hostname in ("127.0.0.1", "localhost", "::1")
-    if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and local)):
-        raise ConfigError(
-            "the environment variable ECHELON_SHEET_WEBHOOK must hold a URL that begins with "
-            "https:// (http:// on this machine only)."
-        )
+        answer = post_json(url.get_secret_value(), sheet, {"Idempotency-Key": sheet["id"]})
+    except Undelivered as error:
+        return str(error)
+    taken = answer.status < 300 or answer.status == 409  # 409: it has it already
+    return None if taken else f"status {answer.status}"
 
 
 class _Checker:
