@@ -19,7 +19,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -33,13 +33,18 @@ from needed import need
 
 from echelon import __version__
 from echelon.cli import app
-from echelon.config.live import LiveConfig
+from echelon.config.alerts import AlertsConfig, ChannelConfig
+from echelon.config.live import LimitsConfig, LiveConfig
 from echelon.config.load import load_section
+from echelon.live.alerts import AlertWatcher, metrics_of
 from echelon.live.brokers import BrokerError, OrderRequest, OrderStatus, open_broker
 from echelon.live.control import ControlServer
 from echelon.live.engine import LiveEngine
 from echelon.live.feeds import open_feed
+from echelon.live.journal import Journal
 from echelon.live.monitor import Monitor
+from echelon.live.summary import summarise
+from echelon.monitoring.alerts import Alerter
 from echelon.monitoring.metrics import LIVE, METRICS, Metrics
 from scripts import dashboards
 from scripts.dashboard_pictures import ask, draw, fill_in, watch
@@ -246,29 +251,31 @@ def test_image_is_linted_small_and_not_of_root() -> None:
 
 
 TOKEN = "a-token-of-some-length"
+HOOKS = {"TAKEN": "", "REFUSED": "/refused"}
+"""Name of a webhook for alerts → its path."""
 BARS = 40
-PENDING = ("guard_", "drift_", "reference_", "alerts_")
+PENDING = ("guard_", "drift_")
 """Groups of metrics that no engine of this version has values of yet."""
 
 
 @contextmanager
 def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """(URL, what was posted to it)."""
+    """(URL, what was posted to it); what is posted to URL/refused is."""
     posted: list[dict[str, Any]] = []
 
     class Hook(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
+            self.send_response(400 if self.path == "/refused" else 200)
             self.end_headers()
 
         def log_message(self, *_: Any) -> None:
             pass
 
-    with HTTPServer(("127.0.0.1", 0), Hook) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hook) as server:
         thread = Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/", posted
+        yield f"http://127.0.0.1:{server.server_address[1]}", posted
         server.shutdown()
         thread.join()
 
@@ -309,8 +316,11 @@ def post_bars(port: int, body: Mapping[str, Any]) -> bool:
 
 def trade(served: Served, journal: Path, port: int, since: date) -> None:
     """An engine that meets all there is to meet: refused bars, orders stopped, refused and lost."""
-    settings = load_section(
-        LiveConfig, None, ["sync=false", "limits.max_position=0.2", f"metrics.port={port}"]
+    channels = [ChannelConfig(kind="webhook", url=f"ECHELON_ALERT_{name}") for name in HOOKS]
+    settings = LiveConfig(
+        sync=False,
+        limits=LimitsConfig(max_position=0.2),
+        alerts=AlertsConfig(channels=tuple(channels), per_minute=600),
     )
     broker = open_broker("paper", served.bundle, journal, served.store, since, settings)
     submit, asked = broker.submit, iter(range(BARS * 10))
@@ -326,18 +336,24 @@ def trade(served: Served, journal: Path, port: int, since: date) -> None:
     broker.submit = fail_now_and_then  # type: ignore[method-assign]
     feed = open_feed("store", served.bundle, served.store)
     place = served.bundle, served.store, journal
-    with LiveEngine.open(*place, feed, broker, settings, until=since) as engine:
+    opened = LiveEngine.open(*place, feed, broker, settings, until=since)
+    with opened as engine, Alerter(settings.alerts) as alert:
         metrics = Metrics(*LIVE)
-        engine.watchers.append(Monitor(metrics, engine, "store"))
+        engine.watchers += [AlertWatcher(alert, None), Monitor(metrics, engine, "store")]
+        metrics.refresh.append(metrics_of(metrics, alert, journal))
         with ControlServer(engine, TOKEN, metrics, port):
             for bar in range(1, BARS + 1):
                 engine.run(bars=1)
                 time.sleep(0.25)  # so that the numbers of several bars are read
                 if bar == BARS - 8:
                     engine.halt("test", "it decides on, and sends nothing")
+            with Journal.read(journal) as reading:
+                assert not summarise(served.bundle, reading).differences
+            time.sleep(1.0)
 
 
 @pytest.mark.services
+@pytest.mark.timeout(900)
 def test_every_panel_has_data_of_a_real_engine_and_alerts_arrive(
     tmp_path: Path, bars_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,6 +368,8 @@ def test_every_panel_has_data_of_a_real_engine_and_alerts_arrive(
     body = {"time": str(bars.time)[:10], "bars": payload(engine, bars)}
     begin = time.time()
     with webhook() as (hook, posted), watch(tmp_path, TOKEN, ports, hook, "250ms") as (up, _):
+        for name, path in HOOKS.items():
+            monkeypatch.setenv(f"ECHELON_ALERT_{name}", hook + path)
         train = ("train", "--config", str(served.run / "config.yaml"))
         place = ("--output-dir", str(tmp_path / "run"), "--metrics-port", str(ports["training"]))
         serve = ("serve", str(served.run.parent / "bundle"), "--store", str(served.store))
