@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from multiprocessing import forkserver, util
@@ -68,6 +69,9 @@ def fork(work: Callable[[], int], log: Path) -> int:
     code = 70
     try:
         os.setsid()
+        # What the parent cleans up when it ends, its temporary directories, stays its own.
+        for inherited in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+            inherited.atexit = False
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         for stream in (1, 2):
             os.dup2(handle, stream)

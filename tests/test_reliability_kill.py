@@ -135,3 +135,24 @@ def test_leftovers_of_killed_processes_are_told_from_finished_files(tmp_path: Pa
         *("cache/.staging-0a1b2c", "runs/a/.best-00ff00ff00ff.old"),
         *("runs/a/.run.json.0a1b2c3d.tmp", "tmp/pymp-x"),
     ]
+
+
+def test_a_forked_process_leaves_its_parent_s_temporary_directories_alone(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, tempfile\n"
+        "from pathlib import Path\n"
+        "from reliability._processes import fork\n"
+        "with tempfile.TemporaryDirectory() as room:\n"
+        "    child = fork(lambda: 0, Path(sys.argv[1]))\n"
+        "    assert os.waitpid(child, 0)[1] == 0\n"
+        "    print(Path(room).is_dir())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "log")],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "True\n", done.stderr
