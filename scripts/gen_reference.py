@@ -1,6 +1,6 @@
 """Write the reference pages of the documentation from the code itself.
 
-    python scripts/gen_reference.py           write docs/reference/{cli,config,shipped,errors}.md
+    python scripts/gen_reference.py           write {cli,config,shipped,errors,metrics}.md
     python scripts/gen_reference.py --check   exit 1 where a page is not what the code says
 
 - cli.md: the tree of commands, with usage, help and options.
@@ -8,6 +8,7 @@
   and the environment variables that hold secrets.
 - shipped.md: what the files in configs/ change of the defaults, side by side.
 - errors.md: the tree of exceptions and the exit codes of the command.
+- metrics.md: everything that Prometheus can read.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from echelon.cli import app
 from echelon.config import Config, load_config
 from echelon.config.live import LiveConfig
 from echelon.config.secrets import Secrets
+from echelon.monitoring.metrics import METRICS, NAMESPACE
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 PAGES = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -315,6 +317,27 @@ def errors_page(root: type[errors.EchelonError] = errors.EchelonError) -> str:
     return "\n\n".join(lines) + "\n"
 
 
+def metrics_page() -> str:
+    """docs/reference/metrics.md."""
+    parts = [
+        NOTE,
+        "# Metrics",
+        "All that Prometheus can read; [Monitoring](../guide/monitoring.md) says where. A gauge "
+        "without a value is not there.",
+    ]
+    groups: dict[str, list[str]] = {}
+    for metric in METRICS:
+        name, labels = code(f"{NAMESPACE}_{metric.name}"), ", ".join(map(code, metric.labels))
+        row = f"| {name} | {metric.kind} | {labels} | {cell(metric.text)} |"
+        groups.setdefault(metric.name.partition("_")[0], []).append(row)
+    for group, rows in groups.items():
+        parts += [
+            f"## {group}",
+            "\n".join(("| metric | kind | labels | |\n|---|---|---|---|", *rows)),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
 def descend(
     error: type[errors.EchelonError], depth: int = 0
 ) -> Iterator[tuple[type[errors.EchelonError], int]]:
@@ -338,6 +361,7 @@ def pages() -> dict[Path, str]:
         PAGES / "config.md": config_page(),
         PAGES / "shipped.md": shipped_page(),
         PAGES / "errors.md": errors_page(),
+        PAGES / "metrics.md": metrics_page(),
     }
 
 

@@ -24,6 +24,8 @@ from echelon.cli import app
 from echelon.cli.app import main
 from echelon.config import Config, SyntheticConfig, load_config
 from echelon.config.agents import EvalConfig
+from echelon.config.live import LiveConfig
+from echelon.config.load import load_section
 from echelon.data.calendars import sessions
 from echelon.data.sources._columns import BARS, recognise
 from echelon.data.sources.synthetic import SyntheticSource
@@ -267,7 +269,11 @@ def test_every_documented_command_is_one_the_command_line_knows(page: Path) -> N
         assert context.args == [], f"{line}: words left over"
         file = ROOT / (context.params.get("config") or "none")
         overrides = context.params.get("override") or ()
-        assert isinstance(load_config(file if file.is_file() else None, overrides), Config)
+        settings = file if file.is_file() else None
+        if line.startswith("echelon live"):
+            assert isinstance(load_section(LiveConfig, settings, overrides), LiveConfig)
+        else:
+            assert isinstance(load_config(settings, overrides), Config)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engines import Served, a_share, sample
+from shells import Shell
 from test_metrics import read_page
 
 from echelon.config.live import LimitsConfig, LiveConfig
@@ -292,3 +293,30 @@ def test_venue_that_is_silent_shows_and_counts(
     assert pages[0]["live_venue_silent",] == 1.0
     assert pages[0]["live_errors_total", "venue"] == page["live_errors_total", "venue"] == 3.0
     assert page["live_venue_silent",] == 0.0
+
+
+def test_live_run_answers_prometheus_on_the_port_of_its_settings(
+    served: Callable[[str], Served],
+    shell: Shell,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    free_port: int,
+) -> None:
+    known, pages, run = served("shares"), [], LiveEngine.run
+
+    def look(engine: LiveEngine, *args: Any, **kwargs: Any) -> None:
+        run(engine, *args, **kwargs)
+        pages.append(read_page(_ask(free_port)[2]))
+
+    monkeypatch.setattr(LiveEngine, "run", look)
+    monkeypatch.setenv("ECHELON_TOKEN", TOKEN)
+    day = known.world.times[known.rows(BARS).start].astype("datetime64[D]")
+    shell.works(
+        *("live", "run", "--bundle", str(known.bundle.path), "--store", str(known.store)),
+        *("--journal", str(tmp_path / "j.db"), "--from", str(day), "--bars", "2"),
+        *("-o", f"metrics.port={free_port}", "-o", "sync=false"),
+    )
+    (page,) = pages
+    assert page["live_bars_total",] == 2.0
+    bundle = known.bundle
+    assert page["live_info", "paper", bundle.id, "store", bundle.manifest["policy"]] == 1.0

@@ -48,11 +48,12 @@ _SERIES: Mapping[str, Sequence[str]] = {
     "live_stopped_orders_total": tuple(STOPPED),
     "live_refused_bars_total": tuple(REFUSED),
     "live_commands_total": COMMANDS,
+    "live_halts_total": ("limit", "difference", "unknown", "open", "account", "clock", "command"),
+    "live_rejected_orders_total": ("other",),
+    "live_errors_total": ("venue",),
 }
 """Counters whose series are known beforehand, and begin at 0."""
 _CODE = re.compile(r"[a-z][a-z_]{1,40}")
-_ORDERS = 10_000
-"""Orders whose prices are remembered, twice."""
 
 
 class Monitor:
@@ -77,7 +78,6 @@ class Monitor:
         equities = [entry.body["account"]["equity"] for entry in last]
         self._equities: tuple[float, ...] = (*equities[-self._most :],)
         self._prices = {order["id"]: order["price"] for order in engine.state.orders.values()}
-        self._older: dict[str, float] = {}
         metrics.refresh.append(self._fill)
 
     def watch(self, engine: LiveEngine, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
@@ -88,8 +88,6 @@ class Monitor:
                 name, label = _COUNTED[kind]
                 counts[name, body[label]] += 1
             if kind == "order":
-                if len(self._prices) >= _ORDERS:
-                    self._prices, self._older = {}, self._prices
                 self._prices[body["id"]] = body["price"]
             elif kind == "status" and body["state"] == "rejected":
                 reason = body["reason"] or ""  # a venue's may be a sentence, with numbers in it
@@ -110,30 +108,36 @@ class Monitor:
             self._metrics.observe("live_decision_seconds", engine.latency)
         self._equities = (*self._equities, body["account"]["equity"])[-self._most :]
         self._targets = self._own_targets()
+        # Fills of the orders before came ahead of the decision.
+        self._prices = {o: p for o, p in self._prices.items() if o in engine.state.orders}
 
     def _own_targets(self) -> Floats | None:
         """[K,N] what the experts of a hierarchy want; None: there are none."""
         return None if self._hierarchy is None else self._hierarchy.own_targets()
 
     def _count_fills(self, fills: Sequence[Mapping[str, Any]]) -> None:
-        money: dict[tuple[str, ...], float] = {}
+        number, value = dict.fromkeys(_SIDES, 0), dict.fromkeys(_SIDES, 0.0)
+        commission = stamp = slippage = 0.0
         for fill in fills:
             shares, price = fill["shares"], fill["price"]
             side = _SIDES[shares < 0.0]
-            for key, value in (
-                (("live_fills_total", side), 1.0),
-                (("live_traded_value_total", side), abs(shares) * price),
-                (("live_fees_total", "commission"), fill["commission"]),
-                (("live_fees_total", "stamp"), fill["stamp"]),
-                (("live_slippage_value_total",), fill["slippage"]),
-            ):
-                money[key] = money.get(key, 0.0) + value
-            arrival = self._prices.get(fill["order_id"]) or self._older.get(fill["order_id"])
-            if arrival:
-                worse = (price / arrival - 1.0) * (1.0 if shares > 0.0 else -1.0)
-                self._metrics.observe("live_slippage_basis_points", 1e4 * worse)
-        for (name, *labels), value in money.items():
-            self._metrics.add(name, *labels, by=value)
+            number[side] += 1
+            value[side] += abs(shares) * price
+            commission += fill["commission"]
+            stamp += fill["stamp"]
+            slippage += fill["slippage"]
+            if arrival := self._prices.get(fill["order_id"]):
+                moved = 1e4 * (price / arrival - 1.0)
+                self._metrics.observe(
+                    "live_slippage_basis_points", -moved if shares < 0.0 else moved
+                )
+        add = self._metrics.add
+        for side in _SIDES:
+            add("live_fills_total", side, by=number[side])
+            add("live_traded_value_total", side, by=value[side])
+        add("live_fees_total", "commission", by=commission)
+        add("live_fees_total", "stamp", by=stamp)
+        add("live_slippage_value_total", by=slippage)
 
     def _fill(self) -> None:
         """The gauges, when somebody asks."""

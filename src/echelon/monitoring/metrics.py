@@ -11,7 +11,9 @@ Counters count from the start of the process, as Prometheus expects.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
@@ -19,8 +21,9 @@ from prometheus_client import Metric as Family
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-_NAMESPACE = "echelon"
+NAMESPACE = "echelon"
 _LONGEST_LABEL = 120
+_MOST_OBSERVED = 500
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _BASIS_POINTS = (-50.0, -20.0, -10.0, -5.0, -2.0, 0.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
@@ -38,86 +41,92 @@ class Metric(NamedTuple):
     buckets: tuple[float, ...] = ()
 
 
-def _training(name: str, text: str, *labels: str, kind: Kind = "gauge") -> Metric:
-    return Metric(f"training_{name}", kind, ("run", "seed", *labels), text)
+def _counter(name: str, text: str, *labels: str) -> Metric:
+    return Metric(name, "counter", labels, text)
 
 
+def _gauge(name: str, text: str, *labels: str) -> Metric:
+    return Metric(name, "gauge", labels, text)
+
+
+def _histogram(name: str, text: str, buckets: tuple[float, ...]) -> Metric:
+    return Metric(name, "histogram", (), text, buckets)
+
+
+_SEED = ("run", "seed")
 METRICS: tuple[Metric, ...] = (
-    Metric("live_info", "gauge", ("bundle", "policy", "broker", "feed"), "1, of what is run."),
-    Metric("live_bars_total", "counter", (), "Bar sets decided on."),
-    Metric("live_bar_time_seconds", "gauge", (), "End of the last bar, Unix time."),
-    Metric("live_lag_seconds", "gauge", (), "From the end of the last bar to its bar set."),
-    Metric("live_decision_seconds", "histogram", (), "From bar set to sent orders.", _SECONDS),
-    Metric("live_orders", "gauge", ("state",), "Orders that are not final, by state."),
-    Metric("live_orders_total", "counter", ("side",), "Orders that passed the risk gate."),
-    Metric("live_order_states_total", "counter", ("state",), "Answers of the venue, by state."),
-    Metric("live_fills_total", "counter", ("side",), "Fills."),
-    Metric("live_traded_value_total", "counter", ("side",), "Value of fills, in money."),
-    Metric("live_fees_total", "counter", ("kind",), "Commission and stamp duty, in money."),
-    Metric(
-        *("live_slippage_basis_points", "histogram", ()),
-        "Price of a fill against the close of its decision; positive costs.",
-        _BASIS_POINTS,
+    _gauge("live_info", "1, of what is run.", "bundle", "policy", "broker", "feed"),
+    _counter("live_bars_total", "Bar sets decided on."),
+    _gauge("live_bar_time_seconds", "End of the last bar, Unix time."),
+    _gauge("live_lag_seconds", "From the end of the last bar to its bar set."),
+    _histogram("live_decision_seconds", "From bar set to sent orders.", _SECONDS),
+    _gauge("live_orders", "Orders that are not final, by state.", "state"),
+    _counter("live_orders_total", "Orders that passed the risk gate.", "side"),
+    _counter("live_order_states_total", "Answers of the venue, by state.", "state"),
+    _counter("live_fills_total", "Fills.", "side"),
+    _counter("live_traded_value_total", "Value of fills, in money.", "side"),
+    _counter("live_fees_total", "Commission and stamp duty, in money.", "kind"),
+    _histogram(
+        "live_slippage_basis_points", "Of fills, against the close decided on.", _BASIS_POINTS
     ),
-    Metric("live_slippage_value_total", "counter", (), "Slippage that the venue states, in money."),
-    Metric("live_stopped_orders_total", "counter", ("reason",), "Orders that the risk gate stops."),
-    Metric("live_rejected_orders_total", "counter", ("reason",), "Orders that the venue rejects."),
-    Metric("live_refused_bars_total", "counter", ("reason",), "Bars that the gate refuses."),
-    Metric("live_equity", "gauge", (), "Equity at the last decision, in money."),
-    Metric("live_cash", "gauge", (), "Cash, in money."),
-    Metric("live_drawdown", "gauge", (), "Loss from the highest equity, as a share of it."),
-    Metric("live_exposure", "gauge", (), "Share of the equity that is in the market."),
-    Metric("live_turnover", "gauge", (), "Value of the session's orders, in equities."),
-    Metric("live_positions", "gauge", (), "Symbols held."),
-    Metric("live_in_charge", "gauge", ("expert",), "1 of the expert in charge, 0 of the others."),
-    Metric("live_router_probability", "gauge", ("expert",), "Of the router's last decision."),
-    Metric("live_router_entropy", "gauge", (), "Entropy of these probabilities, in nats."),
-    Metric("live_masked", "gauge", ("expert",), "1 of an expert that may not be in charge."),
-    Metric("live_position_scale", "gauge", (), "Risk control's factor on the position limit."),
-    Metric("live_mapd", "gauge", (), "Mean pairwise distance of what the experts want, 0 to 1."),
-    Metric("live_cvar", "gauge", (), "Expected tail loss (95 %) of the last bars' returns."),
-    Metric("live_mode", "gauge", ("mode",), "1 of the present mode, 0 of the others."),
-    Metric("live_halts_total", "counter", ("reason",), "Halts."),
-    Metric("live_commands_total", "counter", ("name",), "Commands of operators."),
-    Metric("live_journal_bytes", "gauge", (), "Size of the journal, with its write-ahead log."),
-    Metric("live_journal_entries", "gauge", (), "Entries of the journal."),
-    Metric("live_venue_silent", "gauge", (), "1 while the venue does not answer."),
-    Metric("live_errors_total", "counter", ("kind",), "Errors that trading went on behind."),
-    Metric(
-        *("guard_out_of_range_share", "gauge", ()),
-        "Share of the last rows' values outside the training range.",
+    _counter("live_slippage_value_total", "Slippage that the venue states, in money."),
+    _counter("live_stopped_orders_total", "Orders that the risk gate stops.", "reason"),
+    _counter("live_rejected_orders_total", "Orders that the venue rejects.", "reason"),
+    _counter("live_refused_bars_total", "Bars that the gate refuses.", "reason"),
+    _gauge("live_equity", "Equity at the last decision, in money."),
+    _gauge("live_cash", "Cash, in money."),
+    _gauge("live_drawdown", "Loss from the highest equity, as a share of it."),
+    _gauge("live_exposure", "Share of the equity that is in the market."),
+    _gauge("live_turnover", "Value of the session's orders, in equities."),
+    _gauge("live_positions", "Symbols held."),
+    _gauge("live_in_charge", "1 of the expert in charge, 0 of the others.", "expert"),
+    _gauge("live_router_probability", "Of the router's last decision.", "expert"),
+    _gauge("live_router_entropy", "Entropy of these probabilities, in nats."),
+    _gauge("live_masked", "1 of an expert that may not be in charge.", "expert"),
+    _gauge("live_position_scale", "Risk control's factor on the position limit."),
+    _gauge("live_mapd", "Mean pairwise distance of what the experts want, 0 to 1."),
+    _gauge("live_cvar", "Expected tail loss (95 %) of the last bars' returns."),
+    _gauge("live_mode", "1 of the present mode, 0 of the others.", "mode"),
+    _counter("live_halts_total", "Halts.", "reason"),
+    _counter("live_commands_total", "Commands of operators.", "name"),
+    _gauge("live_journal_bytes", "Size of the journal, with its write-ahead log."),
+    _gauge("live_journal_entries", "Entries of the journal."),
+    _gauge("live_venue_silent", "1 while the venue does not answer."),
+    _counter("live_errors_total", "Errors that trading went on behind.", "kind"),
+    _gauge(
+        "guard_out_of_range_share", "Share of values outside the training range, of the last rows."
     ),
-    Metric(
-        *("guard_feature_out_of_range_share", "gauge", ("feature",)),
-        "The same share of one feature.",
+    _gauge("guard_feature_out_of_range_share", "The same share of one feature.", "feature"),
+    _gauge("guard_distance", "Distance of the last rows to the training set."),
+    _gauge("guard_threshold", "Threshold of a guard's statistic.", "statistic"),
+    _gauge("guard_alarm", "1 while a statistic is beyond its threshold.", "statistic"),
+    _gauge("drift_statistic", "Evidence (e-value) of drift.", "quantity"),
+    _gauge("drift_threshold", "Evidence at which drift is reported."),
+    _gauge("drift_alarm", "1 once drift is reported.", "quantity"),
+    _gauge("reference_decisions_equal", "1 where the journal's decisions came out the same again."),
+    _counter("alerts_sent_total", "Alerts delivered.", "channel", "severity"),
+    _counter("alerts_failed_total", "Alerts given up.", "channel"),
+    _counter("alerts_dropped_total", "Alerts not sent, by reason.", "reason"),
+    _gauge("training_steps", "Environment steps so far.", *_SEED),
+    _gauge("training_steps_per_second", "Environment steps per second.", *_SEED),
+    _gauge("training_loss", "Losses of the last log interval, by name.", *_SEED, "name"),
+    _gauge(
+        "training_reward", "Mean reward of the last log interval, as the learner sees it.", *_SEED
     ),
-    Metric("guard_distance", "gauge", (), "Distance of the last rows to the training set."),
-    Metric("guard_threshold", "gauge", ("statistic",), "Threshold of a guard's statistic."),
-    Metric("guard_alarm", "gauge", ("statistic",), "1 while a statistic is beyond its threshold."),
-    Metric("drift_statistic", "gauge", ("quantity",), "Evidence (e-value) of drift."),
-    Metric("drift_threshold", "gauge", (), "Evidence at which drift is reported."),
-    Metric("drift_alarm", "gauge", ("quantity",), "1 once drift is reported."),
-    Metric(
-        *("reference_decisions_equal", "gauge", ()),
-        "1 where the journal's decisions came out the same when they were made again.",
+    _gauge("training_valid", "Measures of the last validation.", *_SEED, "measure"),
+    _gauge("training_mapd", "Mean pairwise distance of the experts' portfolios, 0 to 1.", *_SEED),
+    _gauge("training_kl_lambda", "Weight of the router's diversity bonus.", *_SEED),
+    _gauge("training_router_entropy", "Entropy of the router's probabilities, in nats.", *_SEED),
+    _gauge(
+        "training_usage_entropy", "Entropy of how often experts were in charge, in nats.", *_SEED
     ),
-    Metric("alerts_sent_total", "counter", ("channel", "severity"), "Alerts delivered."),
-    Metric("alerts_failed_total", "counter", ("channel",), "Alerts given up."),
-    Metric("alerts_dropped_total", "counter", ("reason",), "Alerts not sent, by reason."),
-    _training("steps", "Environment steps so far."),
-    _training("steps_per_second", "Environment steps per second."),
-    _training("loss", "Losses of the last log interval, by name.", "name"),
-    _training("reward", "Mean reward of the last log interval, as the learner sees it."),
-    _training("valid", "Measures of the last validation.", "measure"),
-    _training("mapd", "Mean pairwise distance of the experts' portfolios, 0 to 1."),
-    _training("kl_lambda", "Weight of the router's diversity bonus."),
-    _training("router_entropy", "Entropy of the router's probabilities, in nats."),
-    _training("usage_entropy", "Entropy of how often experts were in charge, in nats."),
-    _training("responsibility", "Mean weight of the rows in an expert's loss.", "expert"),
-    _training("worker_deaths_total", "Processes of experts that died.", kind="counter"),
-    _training("finished", "1 once the training has come to its end."),
-    Metric("service_requests_total", "counter", ("status",), "Requests, by HTTP status."),
-    Metric("service_decision_seconds", "histogram", (), "From bars to decision.", _SECONDS),
+    _gauge(
+        "training_responsibility", "Mean weight of the rows in an expert's loss.", *_SEED, "expert"
+    ),
+    _counter("training_worker_deaths_total", "Processes of experts that died.", *_SEED),
+    _gauge("training_finished", "1 once the training has come to its end.", *_SEED),
+    _counter("service_requests_total", "Requests, by HTTP status.", "status"),
+    _histogram("service_decision_seconds", "From bars to decision.", _SECONDS),
 )
 """Everything that is measured, without the prefix."""
 
@@ -136,6 +145,7 @@ class Metrics:
         self._known = {m.name: m for m in METRICS if m.name.partition("_")[0] in groups}
         self._families: dict[str, Any] = {}
         self._series: dict[tuple[str, ...], Any] = {}
+        self._observed: deque[tuple[str, float]] = deque()
         self._reached: dict[tuple[str, ...], float] = {}
         self._making, self._scraping = threading.Lock(), threading.Lock()
         for metric in self._known.values():
@@ -165,14 +175,17 @@ class Metrics:
             self.set(name, value, label)
 
     def observe(self, name: str, value: float) -> None:
-        """Take a value into a histogram."""
-        self._at(name).observe(value)
+        """Take a value into a histogram, at the next scrape."""
+        self._observed.append((name, value))
+        if len(self._observed) > _MOST_OBSERVED:  # nobody scrapes
+            self._take_observed()
 
     def render(self) -> bytes:
         """All of it in Prometheus's text format."""
         with self._scraping:
             for refresh in self.refresh:
                 refresh()
+            self._take_observed()
             return generate_latest(self)
 
     def collect(self) -> Iterator[Family]:
@@ -183,6 +196,12 @@ class Metrics:
         """
         for family in list(self._families.values()):
             yield from family.collect()
+
+    def _take_observed(self) -> None:
+        with suppress(IndexError):  # another thread takes them too
+            while self._observed:
+                name, value = self._observed.popleft()
+                self._at(name).observe(value)
 
     def _at(self, *key: str) -> Any:  # noqa: ANN401 (one of three classes)
         series = self._series.get(key)
@@ -199,7 +218,7 @@ class Metrics:
                 metric.name,
                 metric.text,
                 metric.labels,
-                namespace=_NAMESPACE,
+                namespace=NAMESPACE,
                 registry=None,
                 **more,
             )
