@@ -235,6 +235,28 @@ def test_compose_runs_commands_there_are() -> None:
     assert (ROOT / "configs" / "demo-hierarchy.yaml").is_file()
 
 
+@pytest.mark.parametrize("there", [0, 7])
+def test_compose_sends_every_message_in_order_into_an_empty_topic_only(
+    tmp_path: Path, there: int
+) -> None:
+    tools = tmp_path / "opt" / "kafka" / "bin"
+    tools.mkdir(parents=True)
+    sent = tmp_path / "sent"
+    for name, body in {
+        "topics": "true",
+        "get-offsets": f"echo bars:0:{there}",
+        "console-producer": f"cat > {sent}",
+    }.items():
+        (tools / f"kafka-{name}.sh").write_text(f"#!/bin/sh\n{body}\n")
+        (tools / f"kafka-{name}.sh").chmod(0o755)
+    messages = [{"type": "bar", "close": 1.5}, {"type": "close", "time": "2020-01-02"}] * 3
+    text = "".join(f"{json.dumps(message)}\n" for message in messages)
+    (tmp_path / "bars.jsonl").write_text(text)
+    script = SERVICES["bars"]["command"][0].replace("$$", "$").replace("/data/", f"{tmp_path}/")
+    call("env", "-C", tmp_path, "SECONDS_PER_BAR=0", "bash", "-ec", script)
+    assert (sent.read_text() if sent.exists() else "") == ("" if there else text)
+
+
 def test_image_is_linted_small_and_not_of_root() -> None:
     need(HADOLINT)
     file = DEPLOY / "Dockerfile"
