@@ -29,7 +29,7 @@ THREADS = (
     "MKL_NUM_THREADS",
     "NUMBA_NUM_THREADS",
 )
-LONG = ("live", "pendulum", "population", "sharing")
+LONG = ("guards", "live", "pendulum", "population", "sharing")
 SHOWN = ("numpy", "numba", "polars", "pyarrow", "pandas", "TA-Lib", "torch")
 
 

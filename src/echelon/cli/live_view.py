@@ -73,7 +73,8 @@ def read_recent(path: Path, status: Mapping[str, Any]) -> Recent:
     with Journal.read(path) as journal:
         symbols = journal.about()["symbols"]
         per_set = 1 + journal.seq // max(int(status["bars"]), 1)
-        kinds = ("bars", "decision", "refused", "stopped", "halt", "difference", "command")
+        events = ("halt", "guard", "difference", "command")
+        kinds = ("bars", "decision", "refused", "stopped", *events)
         for entry in journal.entries(max(0, journal.seq - _BARS * per_set), kinds):
             body = entry.body
             if entry.kind == "bars":
@@ -94,6 +95,9 @@ def read_recent(path: Path, status: Mapping[str, Any]) -> Recent:
 def _event(kind: str, body: Mapping[str, Any]) -> str:
     if kind == "halt":
         return f"halt: {body['reason']}: {body['detail']}"
+    if kind == "guard":
+        what = f"{body['guard']} {body['event']}" if "guard" in body else body["event"]
+        return f"guard: {what}: {body.get('detail', '')}".rstrip(": ")
     if kind == "command":
         return f"command: {body['name']} by {body['by'] or 'operator'}"
     return f"{kind}: {'; '.join(body.get('differences', ())) or json_line(body, allow_nan=True)}"

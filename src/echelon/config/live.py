@@ -69,6 +69,28 @@ class MetricsConfig(Section):
     """Port of the control server, on 127.0.0.1; 0: any that is free, as `JOURNAL.control` says."""
 
 
+Action = Literal["warn", "reduce", "halt"]
+
+
+class GuardConfig(Section):
+    """Bars that are unlike the training data."""
+
+    action: Action = "warn"
+    """What an alarm does: warn: it is written down and reported; reduce: from then on only orders
+    that sell are sent; halt: none. `echelon live resume` ends either."""
+    false_alarms_per_year: PositiveFloat = 0.5
+    """How many alarms a year ordinary bars may raise."""
+
+
+class DriftConfig(Section):
+    """Returns, turnover, costs and fills that are not what the backtest led to expect."""
+
+    action: Action = "warn"
+    """What an alarm does, as of `guard`."""
+    false_alarms_per_year: PositiveFloat = 0.5
+    """How many alarms a year there may be on average while all is as the backtest was."""
+
+
 class LiveConfig(Section):
     """How an engine runs a bundle."""
 
@@ -78,6 +100,10 @@ class LiveConfig(Section):
     """The risk gate before every order."""
     alerts: AlertsConfig = AlertsConfig()
     """Who is told of what, by which channel."""
+    guard: GuardConfig = GuardConfig()
+    """Alarms of bars unlike the training data, before their orders are sent."""
+    drift: DriftConfig = DriftConfig()
+    """Alarms of a book that is not what the backtest led to expect."""
     metrics: MetricsConfig = MetricsConfig()
     """Where Prometheus reads."""
     snapshot_every: PositiveInt = 50

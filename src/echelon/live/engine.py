@@ -7,7 +7,8 @@ A step, for each bar set that the gate lets pass:
 1. The bars and the feed's offsets are committed: whatever dies, these bars are decided on.
 2. The venue says what became of the orders before: fills, statuses, what is held. A paper venue is
    shown the bars first, which fill them.
-3. `DecisionEngine.push` decides, by the functions of the backtest.
+3. `DecisionEngine.push` decides, by the functions of the backtest. The guards look at the bar
+   (`guards`), and by configuration warn, let orders only reduce, or halt.
 4. The risk gate passes or stops each order.
 5. Fills, account, decision and orders are committed together. Only then is anything sent.
 6. The orders are sent; what the venue answers is an entry of the next commit. Without an answer an
@@ -57,6 +58,7 @@ from echelon.live.brokers import (
 )
 from echelon.live.feeds import Feed
 from echelon.live.gate import Gate, Halt
+from echelon.live.guards import Guards
 from echelon.live.journal import Entry, Journal, decode_bars, encode_bars
 from echelon.live.limits import (
     Mode,
@@ -155,6 +157,8 @@ class LiveState:
             self.orders[body["id"]].update(body)
             if body["state"] not in OPEN:
                 del self.orders[body["id"]]
+        elif kind == "guard" and body.get("action") == "reduce" and self.mode == "running":
+            self.mode, self.why = "reduce_only", f"{body['guard']}: {body['detail']}"
         elif kind == "halt":
             self.mode, self.why = "halted", f"{body['reason']}: {body['detail']}"
         elif kind == "command" and body["name"] in MODES:
@@ -205,6 +209,7 @@ class LiveEngine(Closing):
         self.feed, self.broker, self.config = feed, broker, config
         self.clock = clock or Clock()
         self.state = LiveState()
+        self.guards = Guards(decider.bundle)
         self.decision: Decision | None = None
         self.latency: float | None = None  # seconds from the complete bar set to the sent orders
         self.commands: queue.SimpleQueue[tuple[Command, Future[dict[str, Any]]]] = (
@@ -254,6 +259,7 @@ class LiveEngine(Closing):
                 decider = DecisionEngine.from_store(bundle, store, until=until)
                 gate = Gate.from_engine(decider, config.gate, live=feed.live)
                 engine = cls(decider, gate, opened, feed, broker, config, clock)
+                engine._arm_guards()
                 engine._snapshot()
                 engine._commit()
             else:
@@ -267,8 +273,10 @@ class LiveEngine(Closing):
                     gate.restore(StreamState(below_prefix("gate.", parts), facts["gate"]))
                     engine = cls(decider, gate, opened, feed, broker, config, clock)
                     engine.state = LiveState.from_dict(facts["live"])
+                    engine.guards.restore(below_prefix("guards.", parts), facts.get("guards", {}))
                     engine._replay(opened.entries(seq))
                 engine._record("recovered", {"snapshot": seq, "time": engine.state.time})
+                engine._arm_guards()
                 engine._commit()
         except BaseException:
             opened.close()
@@ -347,13 +355,36 @@ class LiveEngine(Closing):
             listed = [fill._asdict() for fill in fills]
             self._record("fills", {"fills": listed, "cursor": cursor})
         self._record("account", account._asdict())
-        self._record("decision", decision.to_dict())
+        body = decision.to_dict()
+        self._record("decision", body)
+        self._look(body)
         for breach in breached_limits(self.config.limits, self.state.risk):
             self._record("halt", {"reason": "limit", "detail": breach})
         orders = self._write_orders(decision, account, received)
         self._commit()
         self.decision, self._undecided = decision, None
         self._send(orders)
+
+    def _arm_guards(self) -> None:
+        """Let the guards do what the configuration says, from here on."""
+        if self.guards.bundle.guards is None:
+            log.warning(
+                "%s was exported before bundles knew their training data: its guards are off. "
+                "Export the run again to have them.",
+                self.guards.bundle.path,
+            )
+        elif (settings := self.guards.new_settings(self.config)) is not None:
+            self._record("guard", settings)
+
+    def _look(self, decision: Mapping[str, Any]) -> None:
+        """Let the guards look at the bar of a decision, and do what their alarms ask for."""
+        for body in self.guards.check(self.decider, decision, self.state.mode):
+            self._record("guard", body)
+            if body["event"] == "alarm":
+                log.warning("%s: %s: %s", body["guard"], body["name"], body["detail"])
+                if body["action"] == "halt" and self.state.mode != "halted":
+                    detail = f"{body['name']}: {body['detail']}"
+                    self._record("halt", {"reason": body["guard"], "detail": detail})
 
     def halt(self, reason: str, detail: str) -> None:
         """Send nothing from now on, until an operator resumes."""
@@ -756,6 +787,7 @@ class LiveEngine(Closing):
         """Write an entry down, and take it in as a recovery would."""
         seq = self.journal.append(kind, body, data)
         self.state.apply(kind, body)
+        self.guards.note(kind, body)
         self._written.append((kind, body))
         return seq
 
@@ -803,15 +835,19 @@ class LiveEngine(Closing):
                         f"{decision.time}",
                         "Run the version that wrote it, on the same kind of machine.",
                     )
+                self.guards.check(self.decider, body, self.state.mode)
                 self.decider.complete()
                 self.decision, self._undecided = decision, None
             self.state.apply(kind, body)
+            self.guards.note(kind, body)
 
     def _snapshot(self) -> None:
         parts, facts = self.decider.state()
         gate = self.gate.state()
+        guards, known = self.guards.state()
         arrays = with_prefix("engine.", parts) | with_prefix("gate.", gate.arrays)
-        tree = {"engine": facts, "gate": gate.facts, "live": self.state.to_dict()}
+        arrays |= with_prefix("guards.", guards)
+        tree = {"engine": facts, "gate": gate.facts, "live": self.state.to_dict(), "guards": known}
         self.journal.snapshot(encode_state(arrays, tree))
 
 

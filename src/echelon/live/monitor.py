@@ -151,6 +151,11 @@ class Monitor:
         files = (path, path.with_name(f"{path.name}-wal"))
         put("live_journal_bytes", sum(file.stat().st_size for file in files if file.exists()))
         put("live_venue_silent", bool(now["trouble"]))
+        for name, labelled in engine.guards.reading().items():
+            if "" in labelled:
+                put(name, labelled[""])
+            else:
+                show(name, labelled)
         for kind, count in dict(engine.errors).items():
             self._metrics.reach("live_errors_total", count, kind)
         if self._bars is not None:

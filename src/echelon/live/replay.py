@@ -1,7 +1,8 @@
 """A journal run again: whether what was decided live follows from what was seen.
 
 1. Decisions: bars and accounts of the journal through a fresh engine give every decision again,
-   whatever the broker was. What a venue did cannot be computed, what was decided of it can.
+   whatever the broker was, and every entry of the guards. What a venue did cannot be computed, what
+   was decided of it can.
 2. The whole of it: `run_backtest` of the bundle's policy over the journal's bars, for which nothing
    but the journal and the bundle is needed. With a paper venue, decisions, fills and equity equal
    it bit for bit, up to the first order that the risk gate or an operator touched.
@@ -9,7 +10,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest
@@ -17,7 +18,8 @@ from echelon.envs.world import World
 from echelon.errors import DataError
 from echelon.files import blaming
 from echelon.live.brokers import account_of
-from echelon.live.engine import holdable
+from echelon.live.engine import LiveState, holdable
+from echelon.live.guards import Guards
 from echelon.live.journal import Journal, decode_bars
 from echelon.population.policy import HierarchyPolicy
 from echelon.serving.bundle import Bundle
@@ -57,11 +59,19 @@ def replay_journal(bundle: Bundle, journal: Journal) -> JournalReplay:
     differences: list[str] = []
     decisions: list[Decision] = []
     bars, account, first, touched, orders = None, None, 0, None, 0
+    state, guards, due = LiveState(), Guards(bundle), list[dict[str, Any]]()
     with blaming(journal.path, _REMEDY):
         again, rows = _engine(bundle, journal), _engine(bundle, journal, keep_all=True)
         for entry in journal.entries():
             kind, body = entry.kind, entry.body
-            if kind == "bars":
+            if kind == "guard" and body["event"] != "settings":
+                if not due or due.pop(0) != body:
+                    differences.append(f"{body['time']}: another entry of the guards than computed")
+            elif kind == "bars":
+                differences += [
+                    f"{lost['time']}: an entry of the guards is missing" for lost in due
+                ]
+                due.clear()
                 bars = decode_bars(body, entry.data or b"")
             elif kind == "account":
                 account = account_of(body)
@@ -71,6 +81,7 @@ def replay_journal(bundle: Bundle, journal: Journal) -> JournalReplay:
                 first = first if decisions else row
                 assert account is not None, "an account comes before its decision"
                 decision = again.push(bars, holdable(account))
+                due += guards.check(again, body, state.mode)
                 again.complete()
                 decisions.append(decision)
                 if decision.to_dict() != body:
@@ -80,6 +91,9 @@ def replay_journal(bundle: Bundle, journal: Journal) -> JournalReplay:
                 touched = touched or (body["bar"] if "by" in body else None)
             elif kind == "stopped":
                 touched = touched or body["bar"]
+            state.apply(kind, body)
+            guards.note(kind, body)
+        differences += [f"{lost['time']}: an entry of the guards is missing" for lost in due]
     backtest, compared = None, 0
     # The policy of an engine knows what the router saw before the journal's first bar.
     policy, span = rows.policy, range(first, first + len(decisions))

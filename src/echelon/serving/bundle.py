@@ -5,6 +5,7 @@
     encoder-0.onnx, actor-0.onnx, router-0.onnx …    graphs
     weights-SEED.safetensors the same weights for torch, where ONNX Runtime is not installed
     reference.safetensors    inputs of some decisions, and what was decided (`parity`)
+    guards.safetensors       what ordinary bars and days are like (`guard_reference`)
     config.yaml              the run's resolved configuration, risk control included
     features.json, scaler.json    the columns of X, and how they are scaled
     universe.json            symbols with listing facts and price anchors, calendar, fields
@@ -53,6 +54,7 @@ from echelon.files import (
 )
 from echelon.runs.directory import DataFacts
 from echelon.serving import sessions
+from echelon.serving.guard_reference import GUARDS, GuardReference, read_guard_reference
 from echelon.serving.parity import TOLERANCE, decide_again, gap
 from echelon.serving.policies import (
     GRAPH_INPUTS,
@@ -213,6 +215,7 @@ class Bundle:
     graphs: Mapping[str, Graph]
     runtime: Runtime | None
     difference: float | None
+    guards: GuardReference | None = None  # of a bundle that was exported before there were guards
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -261,9 +264,12 @@ def load_bundle(
                 )
         graphs = _open_graphs(path, manifest, config, spec, runtime)
         difference = _replay(path, spec, graphs, config)
+    guards = None
+    if GUARDS in manifest["files"]:
+        guards = read_guard_reference(path / GUARDS, manifest["n_features"], REMEDY)
     return Bundle(
         *(path, identity, manifest, config, spec, features, scaler, universe, rules),
-        *(graphs, runtime, difference),
+        *(graphs, runtime, difference, guards),
     )
 
 

@@ -192,6 +192,11 @@ class DecisionEngine:
         return self._world
 
     @property
+    def row(self) -> int:
+        """Of `world`, of the last bar."""
+        return self._world.kept.stop - 1
+
+    @property
     def panel(self) -> PanelStream:
         """Where the panel's rows come from: its kind, and the last bar."""
         return self._panel

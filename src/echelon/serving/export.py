@@ -4,7 +4,8 @@
 2. It trades the end of the validation window, the graphs beside it: where they decide otherwise
    than the networks (`parity`), nothing is exported. Then the graphs trade it alone, to see how far
    rounding takes a book that nobody leads back.
-3. All is written under a staging name, opened as any user would (`load_bundle`), and renamed.
+3. The graphs trade the validation window once more, for what the guards hold live trading to.
+4. All is written under a staging name, opened as any user would (`load_bundle`), and renamed.
 
 The test window stays sealed. A run with `eval.deterministic: false` is exported without draws: live
 is inference only, and the bundle's configuration says so.
@@ -28,7 +29,7 @@ from echelon.backtest.run import run_backtest
 from echelon.config import Config, fingerprint, load_run_config, override_config, to_yaml
 from echelon.config.agents import Baseline
 from echelon.data.store import Store
-from echelon.envs.world import rules_of, world_of
+from echelon.envs.world import World, rules_of, world_of
 from echelon.errors import DamagedError, StoreError, TrainingError, UsageError
 from echelon.evaluation.evaluate import load_evaluation
 from echelon.features.prepared import ARRAYS, OPTIONAL, Prepared
@@ -60,8 +61,9 @@ from echelon.serving.bundle import (
     write_reference,
 )
 from echelon.serving.graphs import Exporter, PolicySplit
+from echelon.serving.guard_reference import GUARDS, fit_reference, write_guard_reference
 from echelon.serving.parity import Parity, shadow_policy
-from echelon.serving.policies import GRAPH_INPUTS, PolicySpec, build_policy, graph_kinds
+from echelon.serving.policies import GRAPH_INPUTS, Graph, PolicySpec, build_policy, graph_kinds
 from echelon.serving.torch_graphs import weights_file
 from echelon.training.run import TrainedRun, training_hash
 
@@ -107,7 +109,10 @@ def export_bundle(
     source = _open_source(run, request, trust_code)
     with staging_directory(output.parent, f".{output.name}-") as staging:
         _write_documents(staging, source)
-        spec, proof = _write_policy(staging, source, request)
+        world = world_of(source.prepared, source.config, costs=float(source.config.eval.use_fee))
+        spec, graphs, proof = _write_policy(staging, source, request, world)
+        policy = build_policy(spec, graphs, source.config)
+        write_guard_reference(staging / GUARDS, fit_reference(policy, world, source.config))
         write_json(staging / "policy.json", spec, sort_keys=True)
         manifest = source.prepared.manifest
         write_manifest(
@@ -187,11 +192,11 @@ def _open_for_baseline(run: Path, request: ExportRequest, trust_code: Sequence[P
 
 
 def _write_policy(
-    staging: Path, source: _Source, request: ExportRequest
-) -> tuple[PolicySpec, dict[str, Any] | None]:
-    """Write graphs, weights and reference decisions; the policy's spec, and its proof."""
+    staging: Path, source: _Source, request: ExportRequest, world: World
+) -> tuple[PolicySpec, Mapping[str, Graph], dict[str, Any] | None]:
+    """Write graphs, weights and reference decisions; the policy's spec, graphs and proof."""
     if request.baseline is not None:
-        return {"kind": "rule", "name": request.baseline}, None
+        return {"kind": "rule", "name": request.baseline}, {}, None
     trained = source.trained
     assert trained is not None
     members = [_member(trained, seed, request) for seed in source.seeds]
@@ -206,7 +211,6 @@ def _write_policy(
         graphs[name] = sessions.OnnxGraph(data, GRAPH_INPUTS[kind], file, REMEDY)
     for seed in source.seeds:
         _write_weights(staging / weights_file(seed), trained.weights(seed))
-    world = world_of(source.prepared, config, costs=float(config.eval.use_fee))
     span = world.span("valid")
     span = range(max(span.start, span.stop - _PROOF_BARS), span.stop)
     parity = Parity()
@@ -224,7 +228,7 @@ def _write_policy(
     write_reference(staging / REFERENCE, split.spec, graphs, config, references)
     days = world.times[[span.start, span.stop - 1]].astype("datetime64[D]")
     proof = {"first": str(days[0]), "last": str(days[1]), "bars": len(span), **parity.facts()}
-    return split.spec, proof | {"equity_gap": finite_or_none(apart)}
+    return split.spec, graphs, proof | {"equity_gap": finite_or_none(apart)}
 
 
 def _member(trained: TrainedRun, seed: int, request: ExportRequest) -> Policy:

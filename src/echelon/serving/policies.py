@@ -123,6 +123,10 @@ class WindowEncoder:
         self._rows: FeatureRows | None = None
         self._kept: dict[int, Floats32] = {}
 
+    def last_embedding(self, row: int) -> Floats32 | None:
+        """Z[1,N,D] of a row that was asked about lately; None: it was not."""
+        return self._kept.get(row)
+
     def embed(self, rows: FeatureRows, row: int) -> Floats32:
         """Z[1,N,D] of the window up to `row`."""
         if rows is not self._rows:
@@ -146,6 +150,11 @@ class OnnxPolicy(ABC):
     def __init__(self, encoder: WindowEncoder, actor: Graph, name: str = "agent") -> None:
         self.name, self._encoder, self._actor = name, encoder, actor
         self._rows: FeatureRows | None = None
+
+    @property
+    def encoder(self) -> WindowEncoder:
+        """What it sees the market through."""
+        return self._encoder
 
     @property
     def lookback(self) -> int:
