@@ -35,7 +35,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import EngFormatter, FuncFormatter, PercentFormatter
 
 from echelon.serving.bundle import load_bundle
 from echelon.serving.engine import DecisionEngine
@@ -44,8 +44,15 @@ from scripts.services import ROOT, Running, alertmanager, free_port, prometheus,
 
 DEPLOY = ROOT / "deploy"
 CONFIG, BEGIN = "configs/demo-hierarchy.yaml", "2021-12-31"
-SHORT = ("-o", "train.total_env_steps=80000", "-o", "train.log_interval_steps=2560")
-SHORT += ("-o", "train.validate_every_steps=12800", "-o", "train.checkpoint_every_steps=80000")
+SHORT = tuple(
+    f"-otrain.{setting}"
+    for setting in (
+        "total_env_steps=80000",
+        "log_interval_steps=2560",
+        "validate_every_steps=12800",
+        "checkpoint_every_steps=80000",
+    )
+)
 """Half of the demonstration's training, and more points of it."""
 SPEED = 86_400.0 * 3
 """Of the market's time in the demonstration: three days a second."""
@@ -109,7 +116,7 @@ def draw(url: str, name: str, begin: float, end: float, file: Path) -> None:
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in tree["panels"])
     with mpl.rc_context({"font.size": 7, "axes.titlesize": 8, "axes.titlelocation": "left"}):
         figure = Figure(figsize=(13, 0.26 * rows))
-        grid = figure.add_gridspec(rows, 24, left=0.03, right=0.99, top=0.985, bottom=0.02)
+        grid = figure.add_gridspec(rows, 24, left=0.05, right=0.995, top=0.985, bottom=0.02)
         for panel in tree["panels"]:
             at = panel["gridPos"]
             if panel["type"] == "row":
@@ -141,6 +148,10 @@ def _draw_panel(place: Axes, panel: Mapping[str, Any], url: str, begin: float, e
         place.text(0, 0.5, "\n".join(texts), fontsize=size, va="center", color="#1a6")
         place.axis("off")
         return
+    if not lines:
+        place.text(0.5, 0.5, "no data", transform=place.transAxes, ha="center", color="#999")
+    stacked = "stacking" in panel["fieldConfig"]["defaults"].get("custom", {})
+    height = np.zeros(1)
     for k, (label, points) in enumerate(lines):
         times = np.array([(at - begin) / 60.0 for at, _ in points])
         values = np.array([value for _, value in points])
@@ -148,17 +159,34 @@ def _draw_panel(place: Axes, panel: Mapping[str, Any], url: str, begin: float, e
             on = np.where(values > 0, float(k), np.nan)
             place.plot(times, np.full(len(times), float(k)), color="#ddd", lw=5)
             place.plot(times, on, color=f"C{k % 10}", lw=5, solid_capstyle="butt")
+        elif stacked and len(points) == len(lines[0][1]):
+            place.fill_between(times, height, height + values, label=label, lw=0)
+            height = height + values
         else:
             place.plot(times, values, lw=1, label=label, color=f"C{k % 10}")
     if panel["type"] == "state-timeline":
         place.set_yticks(range(len(lines)), [label for label, _ in lines])
         place.set_ylim(-0.7, len(lines) - 0.3)
-    elif lines and len(lines) <= 8:
-        place.legend(loc="upper left", fontsize=6, framealpha=0.6, ncols=2)
-    if unit == "percentunit":
-        place.yaxis.set_major_formatter(PercentFormatter(1.0))
+    else:
+        _scale(place, panel["fieldConfig"]["defaults"]["unit"])
+        if 0 < len(lines) <= 8:
+            place.legend(loc="upper left", fontsize=6, framealpha=0.6, ncols=2)
     place.set_xlim(0.0, (end - begin) / 60.0)
     place.grid(color="#eee")
+
+
+def _scale(place: Axes, unit: str) -> None:
+    """Numbers of an axis as people read them; what hardly moves is shown as what it is."""
+    low, high = place.get_ylim()
+    if high - low < 0.01 * max(abs(low), abs(high)):
+        place.set_ylim(low - 0.05 * abs(low), high + 0.05 * abs(high))
+    engineering = EngFormatter("s" if unit == "s" else "B" if unit == "bytes" else "", sep="")
+    plain = FuncFormatter(lambda value, _: f"{value:.4g}")
+    large = unit in ("s", "bytes") or max(abs(low), abs(high)) >= 10_000
+    percent = PercentFormatter(1.0)
+    place.yaxis.set_major_formatter(
+        percent if unit == "percentunit" else engineering if large else plain
+    )
 
 
 def _text(panel: Mapping[str, Any], label: str, value: float, unit: str) -> str:
@@ -180,26 +208,29 @@ def demonstrate(directory: Path, pictures: Path) -> None:
     bundle, run, store = directory / "bundle", directory / "run", directory / "store"
     about = ("--bundle", str(bundle), "--store", str(store), "--from", BEGIN)
     with watch(directory, token, ports, "http://127.0.0.1:9/") as (up, _):
-        begin = time.time()
+        begin, journal = time.time(), ("--journal", str(directory / "live.db"))
         train = ("train", "--config", CONFIG, "--output-dir", str(run), *SHORT)
         metrics = ("--metrics-port", str(ports["training"]), "-o", f"data.store={store}")
         _start(*train, *metrics).wait()
+        trained = ask(up.url, "echelon_training_steps", begin, time.time())[0].points[-1][0]
         _start("export", str(run), "--seed", "42", "--output-dir", str(bundle)).wait()
         _start("live", "publish", *about, "--to", f"file:{directory / 'bars.jsonl'}").wait()
-        trained = time.time()
+        started = time.time()
         day_before = date.fromisoformat(BEGIN) - timedelta(days=1)
         engine = DecisionEngine.from_store(load_bundle(bundle), store, until=day_before)
         engine.save(directory / "state")
         serve = ("serve", str(bundle), "--store", str(store), "--state", str(directory / "state"))
         service = _start(*serve, "--port", str(ports["decisions"]))
         live = _start(
-            *("live", "run", *about, "--journal", str(directory / "live.db")),
+            *("live", "run", *about, *journal),
             *("--feed", f"store?speed={SPEED:.0f}", "-o", f"metrics.port={ports['engine']}"),
         )
         try:
-            for body in _read_bars(directory / "bars.jsonl"):
+            for number, body in enumerate(_read_bars(directory / "bars.jsonl")):
                 if live.poll() is not None:
                     break
+                if number == 100:
+                    _start("live", "summary", *about[:2], *journal).wait()
                 _post(f"http://127.0.0.1:{ports['decisions']}/v1/bars", token, body)
             live.wait()
         finally:
@@ -212,7 +243,7 @@ def demonstrate(directory: Path, pictures: Path) -> None:
         for dashboard in DASHBOARDS:
             name = dashboard.uid.removeprefix("echelon-")
             file = pictures / f"dashboard-{name}.png"
-            draw(up.url, name, *spans.get(name, (trained, end)), file)
+            draw(up.url, name, *spans.get(name, (started, end)), file)
 
 
 def _start(*arguments: str) -> subprocess.Popen[bytes]:

@@ -125,15 +125,19 @@ def quantiles(name: str, *shares: float) -> tuple[Query, ...]:
     return tuple(Query(f"histogram_quantile({q}, {buckets})", f"p{q * 100:g}") for q in shares)
 
 
-def training(name: str, legend: str = "seed {{seed}}") -> Query:
+def training(name: str, legend: str = "seed {{seed}}", more: str = "") -> Query:
     """A number of the trainings that were chosen."""
-    return Query(f'echelon_training_{name}{{run=~"$run", seed=~"$seed"}}', legend)
+    return Query(f'echelon_training_{name}{{run=~"$run", seed=~"$seed"{more}}}', legend)
 
 
 ENGINE = (("engine", 'label_values({__name__=~"echelon_(live_info|service_.+)"}, instance)'),)
 TRAINING = (
     ("run", "label_values(echelon_training_steps, run)"),
     ("seed", 'label_values(echelon_training_steps{run=~"$run"}, seed)'),
+)
+BUNDLE = Query(
+    f'label_replace({live("live_info")}, "short", "$1", "bundle", "(.{{8}}).*")',
+    "{{policy}} ({{short}})",
 )
 MODE = Query(f"{live('live_mode')} == 1", "{{mode}}")
 LAST_BAR = Query(f"{live('live_bar_time_seconds')} * 1000", "{{instance}}")
@@ -142,6 +146,18 @@ OUTSIDE_LIMIT = Query(live("guard_threshold", ', statistic="out_of_range"'), "th
 DISTANCE_LIMIT = Query(live("guard_threshold", ', statistic="distance"'), "threshold")
 WORST_FEATURES = Query(f"topk(5, {live('guard_feature_out_of_range_share')})", "{{feature}}")
 TIME_IN_CHARGE = Query(f"avg_over_time({live('live_in_charge')}[$__range])", "{{expert}}")
+FAILED = growth("alerts_failed_total", "channel")
+DROPPED = growth("alerts_dropped_total", "reason")
+REQUESTS = growth("service_requests_total", "status")
+SERVICE = quantiles("service_decision_seconds", 0.5, 0.99)
+LOSSES = training("loss", "{{name}} seed {{seed}}", ', name!~".*norm"')
+NORMS = training("loss", "{{name}} seed {{seed}}", ', name=~".*norm"')
+RATIOS = training(
+    "valid", "{{measure}} seed {{seed}}", ', measure=~"sharpe_annual|sortino_annual|calmar"'
+)
+RETURNS = training(
+    "valid", "{{measure}} seed {{seed}}", ', measure=~"annual_return|max_drawdown|cvar95"'
+)
 ROUTER = gauge("live_router_probability", "{{expert}}")
 FEE_SHARE = Query(
     f"1e4 * sum(increase({live('live_fees_total')}[$window]))"
@@ -157,7 +173,7 @@ DASHBOARDS = (
         (
             "Now",
             now("name", "Mode", MODE, 3),
-            now("name", "Bundle", gauge("live_info", "{{policy}} {{bundle}}"), 5),
+            now("name", "Bundle", BUNDLE, 5),
             now("value", "Last bar", LAST_BAR, 4, "dateTimeAsIso"),
             now("value", "Equity", gauge("live_equity"), 3),
             now("value", "Drawdown", gauge("live_drawdown"), 3, "percentunit"),
@@ -212,18 +228,10 @@ DASHBOARDS = (
             ),
             states("Decisions equal when made again", gauge("reference_decisions_equal")),
             "Alerts and the decision service",
-            lines("Alerts sent", growth("alerts_sent_total", "channel")),
-            lines(
-                "Alerts failed and dropped",
-                growth("alerts_failed_total", "channel"),
-                growth("alerts_dropped_total", "reason"),
-            ),
-            lines("Requests to the decision service", growth("service_requests_total", "status")),
-            lines(
-                "Time of a decision of the service",
-                *quantiles("service_decision_seconds", 0.5, 0.99),
-                unit="s",
-            ),
+            lines("Alerts sent", growth("alerts_sent_total", "channel"), width=6),
+            lines("Alerts failed and dropped", FAILED, DROPPED, width=6),
+            lines("Requests to the decision service", REQUESTS, width=6),
+            lines("Time of a decision of the service", *SERVICE, unit="s", width=6),
         ),
     ),
     Dashboard(
@@ -240,7 +248,7 @@ DASHBOARDS = (
             lines("MAPD", gauge("live_mapd"), width=12),
             shares("Position scale", gauge("live_position_scale"), width=12),
             "Training",
-            shares("Responsibilities", training("responsibility", "{{expert}} seed {{seed}}")),
+            lines("Responsibilities", training("responsibility", "{{expert}} seed {{seed}}")),
             lines("Entropy of usage", training("usage_entropy")),
             lines("Entropy of the router in training", training("router_entropy")),
         ),
@@ -278,11 +286,13 @@ DASHBOARDS = (
             lines("Steps a second", training("steps_per_second")),
             states("Finished", training("finished", "{{run}} seed {{seed}}")),
             "Learning",
-            lines("Losses", training("loss", "{{name}} seed {{seed}}"), width=12),
-            lines("Reward", training("reward"), width=12),
-            lines("Validation", training("valid", "{{measure}} seed {{seed}}"), width=12),
-            lines("MAPD", training("mapd"), width=6),
-            lines("λ, weight of diversity", training("kl_lambda"), width=6),
+            lines("Losses", LOSSES),
+            lines("Norms of the gradients", NORMS),
+            lines("Reward", training("reward")),
+            lines("Validation: Sharpe, Sortino, Calmar", RATIOS),
+            shares("Validation: return and risk", RETURNS),
+            lines("MAPD in training", training("mapd"), width=4),
+            lines("λ, weight of diversity", training("kl_lambda"), width=4),
             "Health",
             lines("Workers that died", training("worker_deaths_total"), width=24),
         ),
@@ -322,7 +332,7 @@ def render(dashboard: Dashboard) -> str:
             continue
         if left + part.width > 24:
             left, top = 0, top + height
-        height = 4 if part.width < 6 else 8
+        height = 4 if part.kind in TEXTS and part.width < 8 else 8
         page.with_panel(_build(part).id(number).grid_pos(GridPos(height, part.width, left, top)))
         left += part.width
     return json.dumps(page.build(), cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
