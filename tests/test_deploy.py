@@ -311,7 +311,7 @@ def command(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(30)
 
 
-def until(said: Any, seconds: float = 60.0) -> Any:
+def until(said: Any, seconds: float = 180.0) -> Any:
     """What a question is answered with, once the answer is something."""
     deadline = time.monotonic() + seconds
     while not (answer := said()):
@@ -399,7 +399,7 @@ def test_every_panel_has_data_of_a_real_engine_and_alerts_arrive(
         ):
             until(lambda: post_bars(ports["decisions"], body))
             trade(served, tmp_path / "live.db", ports["engine"], since)
-            assert training.wait(120) == 0
+            assert training.wait(300) == 0
         empty = []
         for board in BOARDS:
             for panel, expr in queries(board):
