@@ -10,7 +10,7 @@ import random
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from pathlib import Path
@@ -54,6 +54,8 @@ CLOCKS = ("history", "live")
 CLOSE = ZoneInfo("America/New_York")
 BAR_SECONDS = 0.2
 """Between two bar sets that are published."""
+QUIET_SECONDS = 2.0
+"""After which a message that the broker acknowledged counts as lost."""
 
 
 # --- a full disk
@@ -278,9 +280,14 @@ def run_kafka(session: Session, case: Case, room: Path, outcome: Outcome) -> Non
             outcome.problems.append(f"the engine: exit code {code}: {last_log(room)[-2000:]}")
             return
     facts = engine_facts(room / ENGINE)
-    # What the producer sent twice is refused at the gate, and counted.
-    outcome.count("messages refused as duplicates", len(facts["refused"]))
-    odd = sorted({reason for *_, reason in facts["refused"]} - {"duplicate", "late"})
+    # What was sent twice is refused at the gate; what the broker lost leaves a gap of offsets.
+    lost = int((room / "lost").read_text())
+    outcome.count("messages the broker acknowledged and lost", lost)
+    reasons = [reason for *_, reason in facts["refused"]]
+    outcome.count("messages refused as duplicates", len(reasons) - reasons.count("unreadable"))
+    outcome.count("gaps of offsets seen", reasons.count("unreadable"))
+    expected = {"duplicate", "late"} | ({"unreadable"} if lost else set())
+    odd = sorted(set(reasons) - expected)
     outcome.problems += [f"refused: {reason}" for reason in odd]
     reference = session.references[case.world].facts
     outcome.problems += differences(facts, reference, but=("offsets", "refused"))
@@ -288,17 +295,64 @@ def run_kafka(session: Session, case: Case, room: Path, outcome: Outcome) -> Non
 
 
 def _publish(world: World, topic: str, partitions: int, room: Path) -> int:
-    from echelon.live.feeds.kafka import KafkaSink, TopicAddress
+    """Publish bar by bar; what the broker acknowledged and has not is sent again.
+
+    (This broker stores a producer's sequence before the batch: a write in flight when it is killed
+    is acknowledged when it is sent again, and is nowhere.) A set is closed when all of it is there.
+    """
+    from confluent_kafka import Consumer, TopicPartition
+
+    from echelon.live.feeds.kafka import KafkaSink, TopicAddress, partition_of
 
     die_with_parent()
     server, _, name = topic.removeprefix("kafka://").partition("/")
     sink = KafkaSink(TopicAddress(server, name), partitions)
+    reader = Consumer({"bootstrap.servers": server, "group.id": "publisher", "log_level": 0})
+    reader.assign([TopicPartition(name, part, 0) for part in range(partitions)])
+    there: set[tuple[int, bytes]] = set()
+    lost = 0
     (room / "begins").touch()
+
+    def send(messages: list[tuple[str | None, bytes]]) -> int:
+        """Send, look, and send again, until all of it is in the topic; how many were lost."""
+        again = 0
+        while messages:
+            for symbol, line in messages:
+                sink.send(symbol, line)
+            sink.finish()
+            wanted = {
+                (symbol, line): {
+                    (part, line)
+                    for part in range(partitions)
+                    if symbol is None or part == partition_of(symbol, partitions)
+                }
+                for symbol, line in messages
+            }
+            _read(reader, there, set().union(*wanted.values()))
+            messages = [message for message, places in wanted.items() if not places <= there]
+            again += len(messages)
+        return again
+
     lines = world.messages.read_bytes().splitlines()
     for _, group in groupby(lines, key=lambda line: json.loads(line)["time"]):
-        for line in group:
-            body = json.loads(line)
-            sink.send(None if body["type"] == "close" else body.get("symbol", ""), line)
+        bodies = [(json.loads(line), line) for line in group]
+        lost += send([(body.get("symbol", ""), line) for body, line in bodies if not _closes(body)])
+        lost += send([(None, line) for body, line in bodies if _closes(body)])
         time.sleep(BAR_SECONDS)
-    sink.finish()
+    reader.close()
+    (room / "lost").write_text(str(lost))
     return 0
+
+
+def _closes(body: Mapping[str, object]) -> bool:
+    return body["type"] == "close"
+
+
+def _read(reader: Any, there: set[tuple[int, bytes]], wanted: set[tuple[int, bytes]]) -> None:
+    """Read on until `wanted` is there, or nothing has come for two seconds of a living broker."""
+    deadline = time.monotonic() + QUIET_SECONDS
+    while not wanted <= there and time.monotonic() < deadline:
+        for item in reader.consume(100, 0.1):
+            if item.error() is None:
+                there.add((item.partition(), item.value()))
+            deadline = time.monotonic() + QUIET_SECONDS

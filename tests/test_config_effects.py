@@ -767,6 +767,7 @@ def test_a_hierarchy_heeds_what_it_shares_with_single_agents(key: str, bench: Be
 
 
 def test_every_section_of_the_tree_is_in_a_shipped_file() -> None:
-    # What the keys of execution do is seen in tests/test_execution_config.py.
+    # What the keys of execution do is seen in tests/test_execution_config.py; whom to alert is
+    # everybody's own, and what comes of it is seen in tests/test_alerts.py.
     given = {key.split(".")[0] for name in (*FILES, "execution") for key in _keys(name)}
-    assert set(Config.model_fields) == given
+    assert set(Config.model_fields) == given | {"alerts"}

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from message_sets import assert_same_bits, bar_sets_of, drain
 from streams import StoredMarket, a_shares
@@ -197,6 +197,26 @@ def test_a_broker_that_is_not_there_is_a_clear_error(monkeypatch: pytest.MonkeyP
         started(url)
     with pytest.raises(DataError, match="does not answer"):
         KafkaSink(place_of(url))
+
+
+@pytest.mark.parametrize("code", [KafkaError._TRANSPORT, KafkaError._UNKNOWN_PARTITION])
+def test_a_broker_that_is_restarted_while_a_feed_starts_is_waited_for(
+    topic: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(topic, *(bar("A", 1.0, day) for day in range(5)))
+    asked: list[float] = []
+
+    def restarted(consumer: Any, place: Any, timeout: float) -> tuple[int, int]:
+        asked.append(timeout)
+        if len(asked) == 1:
+            raise KafkaException(KafkaError(code))
+        return bounds(consumer, place, timeout=timeout)
+
+    bounds = Consumer.get_watermark_offsets
+    watched = type("Watched", (Consumer,), {"get_watermark_offsets": restarted})
+    monkeypatch.setattr("echelon.live.feeds.kafka.Consumer", watched)
+    assert len(read_all(topic)) == 5
+    assert len(asked) == 2
 
 
 def test_nothing_is_committed_to_the_broker(topic: str) -> None:

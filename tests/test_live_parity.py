@@ -73,6 +73,7 @@ def _run(known: Served, path: Path, bars: int, feed: str) -> list[Any]:
 _OF_A_FEED = ("offsets", "seen", "received")
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("algo", ["A2C", "SAC", "HIERARCHY"])
 @pytest.mark.parametrize("market", list(MARKETS))
 def test_long_runs_equal_the_backtest_by_file_and_by_kafka(

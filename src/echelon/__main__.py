@@ -9,7 +9,6 @@ import sys
 
 
 def main() -> None:
-    """Load and run the command line."""
     try:
         from echelon.cli import main as run
     except KeyboardInterrupt:

@@ -36,6 +36,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from tokenize import TokenError
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, TypeVar, cast
@@ -217,6 +218,15 @@ _UNREADABLE = (
     MemoryError,  # a shape that no machine holds
     RecursionError,
 )
+
+
+def package_yaml(package: str, name: str) -> Any:  # noqa: ANN401 (a tree of YAML)
+    """What a YAML file that comes with a package of ours holds."""
+    import yaml
+
+    text = resources.files(package).joinpath(name).read_text(encoding="utf-8")
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # without libyaml: the same, slower
+    return yaml.load(text, Loader=loader)  # noqa: S506 (a SafeLoader)
 
 
 def read_array(path: Path, remedy: str) -> np.ndarray:
@@ -501,7 +511,6 @@ def exclusive_lock(path: Path, what: str, *, wait: bool = False) -> Iterator[Non
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or the names in a directory, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -527,7 +536,6 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 of a file's content, read in pieces, as hex."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
@@ -555,7 +563,6 @@ def digest_once(path: Path, kind: str, compute: Callable[[Path], str]) -> str:
 
 
 def sha256_once(path: Path) -> str:
-    """SHA-256 of a file's content, as hex."""
     return digest_once(path, "sha256", sha256_file)
 
 

@@ -24,7 +24,6 @@ _first: int | None = None
 
 
 def exit_code() -> int:
-    """For a command that was stopped."""
     return 128 + (_first or signal.SIGINT)
 
 

@@ -476,7 +476,6 @@ class Worker:
     ended: str | None = None
 
     def send(self, message: object) -> None:
-        """Give it something; nothing where it has ended."""
         if self.ended is not None:
             return
         data = _pack(message)

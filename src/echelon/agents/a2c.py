@@ -72,8 +72,6 @@ class Rollout(NamedTuple):
 
 
 class A2C(Learner):
-    """The learner: network, optimizer, books, and where they stand."""
-
     def __init__(self, config: Config, world: World, seed: int) -> None:
         self.config, self.world, self.seed = config, world, seed
         train = config.train
@@ -109,18 +107,15 @@ class A2C(Learner):
     def load_policy(
         cls, config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str
     ) -> ActorPolicy:
-        """The actor of what `weights` gave."""
         net = ActorCritic(config, n_features)
         net.load_state_dict(dict(weights))
         return ActorPolicy(net, config, seed, name)
 
     @property
     def books_per_group(self) -> int:
-        """B."""
         return self.config.train.books // self.config.train.offset_groups
 
     def train_once(self) -> Metrics:
-        """One rollout and one update."""
         self._begin_episodes()
         if self.config.model.dropout:
             torch.manual_seed(self._dropout_seed + self.steps)
@@ -174,7 +169,6 @@ class A2C(Learner):
         )
 
     def update(self, rollout: Rollout) -> Metrics:
-        """One step of gradient descent on a rollout."""
         train = self.config.train
         share = learning_rate_share(train.lr_schedule, self.steps / train.total_env_steps)
         groups = self.optimizer.param_groups
@@ -215,15 +209,12 @@ class A2C(Learner):
         return losses.policy + train.value_coef * losses.value - train.entropy_coef * losses.entropy
 
     def policy(self) -> ActorPolicy:
-        """The actor as it is now."""
         return ActorPolicy(self.net, self.config, self.seed)
 
     def weights(self) -> dict[str, Tensor]:
-        """What `load_policy` makes the policy from again."""
         return dict(self.net.state_dict())
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit."""
         optimizer, optimizer_state = flatten_optimizer(self.optimizer)
         tensors = with_prefix("net.", self.net.state_dict()) | with_prefix("optimizer.", optimizer)
         books = self.books.state() | {"rows": self.rows, "ends": self.ends}
@@ -237,7 +228,6 @@ class A2C(Learner):
         return tensors, json_state
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
         self.net.load_state_dict(below_prefix("net.", tensors))
         restore_optimizer(self.optimizer, below_prefix("optimizer.", tensors), state["optimizer"])
         books = {k: v.numpy().copy() for k, v in below_prefix("books.", tensors).items()}
@@ -275,8 +265,6 @@ class A2C(Learner):
 
 
 class Losses(NamedTuple):
-    """The parts of the loss, each a mean over time and books."""
-
     policy: Tensor
     value: Tensor
     entropy: Tensor
@@ -402,7 +390,6 @@ class ActorPolicy:
         self._acting = Acting(self.net, MarketTensors(actor[:, None], None), present[:, None])
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
-        """Look the encodings of the rows up and ask the actor."""
         logits = self._logits(row, held)
         deterministic = self.config.eval.deterministic
         chosen = logits.argmax(-1) if deterministic else sample(logits, self._generator)

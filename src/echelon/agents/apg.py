@@ -62,8 +62,6 @@ class BookPaths(NamedTuple):
 
 
 class APG(SingleExpert):
-    """The learner: actor, optimizer, table, and the generator that books start by."""
-
     def __init__(
         self, config: Config, world: World, seed: int, encoder: Encoder, tables: Path | None = None
     ) -> None:
@@ -150,7 +148,6 @@ class APG(SingleExpert):
         return BookPaths(torch.stack(gains), torch.stack(shares))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit."""
         optimizer, optimizer_state = flatten_optimizer(self.optimizer)
         tensors = with_prefix("actor.", self.actor.state_dict())
         json_state = {
@@ -162,7 +159,6 @@ class APG(SingleExpert):
         return tensors | with_prefix("optimizer.", optimizer), json_state
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
         self.actor.load_state_dict(below_prefix("actor.", tensors))
         restore_optimizer(self.optimizer, below_prefix("optimizer.", tensors), state["optimizer"])
         self.starts.rng = unpack_generator(state["starts"])

@@ -80,7 +80,6 @@ class Starts:
         return range(int(self._first.min()), int(self._last.max()) + 1)
 
     def draw(self, count: int) -> tuple[Rows, Rows]:
-        """(first[count], last[count]) rows of new episodes."""
         place = self.rng.integers(0, self._until[-1], count)
         which = np.searchsorted(self._until, place, side="right")
         before = np.concatenate([[0], self._until])[which]
@@ -148,14 +147,12 @@ class Collector:
             self.books.reset(starts, which)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit."""
         books = self.books.state() | {"ends": self.ends}
         tensors = {f"books.{k}": torch.from_numpy(np.array(v)) for k, v in books.items()}
         tensors["chance.actions"] = self._generator.get_state()
         return tensors, pack_generator(self.starts.rng)
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Go on from what `state` gave; the tensors may be those of the whole learner."""
         books = {k: v.numpy().copy() for k, v in below_prefix("books.", tensors).items()}
         self.ends = books.pop("ends")
         self.books.restore(books)
@@ -193,7 +190,6 @@ class SingleExpert(Learner):
 
     @classmethod
     def from_setup(cls, setup: TrainingSetup) -> Self:
-        """With tables in the seed's directory."""
         assert setup.encoder is not None, "experts stand on a pre-trained encoder"
         tables = setup.directory / "tables"
         return cls(setup.config, setup.train, setup.seed, setup.encoder, tables)
@@ -202,7 +198,6 @@ class SingleExpert(Learner):
     def load_policy(
         cls, config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str
     ) -> WeightPolicy:
-        """The policy of what `weights` gave."""
         encoder = build_encoder(config, n_features)
         encoder.load_state_dict(below_prefix("encoder.", weights))
         actor = ExpertActor(config.model.d_model, config.expert.hidden, config.state)
@@ -210,18 +205,15 @@ class SingleExpert(Learner):
         return WeightPolicy(encoder, actor, config, seed, name)
 
     def policy(self) -> WeightPolicy:
-        """The actor on the encoder of the present table."""
         if self._policy is None:
             self._policy = WeightPolicy(self.serving, self.actor, self.config, self.seed, keep=True)
         return self._policy
 
     def weights(self) -> dict[str, Tensor]:
-        """What `load_policy` makes the policy from again."""
         encoder = with_prefix("encoder.", self.serving.state_dict())
         return encoder | with_prefix("actor.", self.actor.state_dict())
 
     def close(self) -> None:
-        """Remove the file of the table."""
         self.table.close()
 
 
@@ -248,7 +240,6 @@ class ExpertLearner(SingleExpert):
         self._draws = stream(seed, "replay")
 
     def train_once(self) -> Metrics:
-        """One round: bars and the updates that are due for them."""
         settings, books = self.config.expert, self.config.train.books
         rewards: list[float] = []
         for _ in range(self.config.train.rollout_steps):
@@ -275,13 +266,11 @@ class ExpertLearner(SingleExpert):
         return metrics
 
     def facts(self) -> LearnerFacts:
-        """Weights of the adapter, bytes of the replay."""
         adapter, replay = self.networks.adapter, self.replay
         trained = None if adapter is None else adapter_size(adapter.encoder)
         return LearnerFacts(trained, ReplaySize(replay.bytes_per_transition, replay.capacity))
 
     def close(self) -> None:
-        """Remove the files of the tables."""
         super().close()
         self.networks.close()
 
@@ -303,7 +292,6 @@ class ExpertLearner(SingleExpert):
         return metrics
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit, replay included."""
         tensors, json_state = self.networks.state()
         replay, json_state["replay"] = self.replay.state()
         tensors |= {f"replay.{k}": torch.from_numpy(v) for k, v in replay.items()}
@@ -317,7 +305,6 @@ class ExpertLearner(SingleExpert):
         return tensors | collector, json_state
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
         self.networks.restore(tensors, state)
         replay = {k: v.numpy() for k, v in below_prefix("replay.", tensors).items()}
         self.replay.restore(replay, state["replay"])
@@ -329,12 +316,8 @@ class ExpertLearner(SingleExpert):
 
 
 class SACLearner(ExpertLearner):
-    """A single expert by SAC."""
-
     algorithm = SAC
 
 
 class TD3Learner(ExpertLearner):
-    """A single expert by TD3."""
-
     algorithm = TD3

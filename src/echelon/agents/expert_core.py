@@ -57,7 +57,6 @@ def frozen_copy(encoder: Encoder) -> Encoder:
 def draw_networks(
     config: Config, world: World, table: EmbeddingTable, seed: int, skill_dim: int = 0
 ) -> tuple[ExpertActor, ExpertCritic]:
-    """Fresh networks, with the scale that the table's embeddings have on the train window."""
     hidden, state = config.expert.hidden, config.state
     with global_draws(seed, "weights"):
         actor = ExpertActor(table.d_model, hidden, state, skill_dim)
@@ -128,7 +127,6 @@ class ExpertCore(Generic[CoreT]):
         return True
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit."""
         json_state: dict[str, Any] = {}
         core, json_state["core"] = self.core.state()
         tensors = with_prefix("core.", core)
@@ -140,7 +138,6 @@ class ExpertCore(Generic[CoreT]):
         return tensors, json_state
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave; tensors and state may be those of the whole learner."""
         self.core.restore(below_prefix("core.", tensors), state["core"])
         if self.adapter is not None:
             self.serving.load_state_dict(below_prefix("serving.", tensors))
@@ -150,7 +147,6 @@ class ExpertCore(Generic[CoreT]):
             self.adapter.restore(below_prefix("adapter.", tensors), state["adapter"])
 
     def close(self) -> None:
-        """Remove the files of the tables that an adapter made."""
         if self.adapter is not None:
             self.adapter.slow_table.close()
             for table in self.tables:
@@ -206,7 +202,6 @@ class AdapterTraining:
         self.slow_table.refresh(self.slow_serving)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON)."""
         optimizer, optimizer_state = flatten_optimizer(self.optimizer)
         tensors = with_prefix("optimizer.", optimizer)
         for name in (_LEARNING, _TARGET):
@@ -215,7 +210,6 @@ class AdapterTraining:
         return tensors, {"optimizer": optimizer_state, "norm": self.norm}
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
         for name in (_LEARNING, _TARGET):
             load_adapter_state(self.encoder, name, below_prefix(f"{name}.", tensors))
         restore_optimizer(self.optimizer, below_prefix("optimizer.", tensors), state["optimizer"])
@@ -313,7 +307,6 @@ class WeightPolicy:
         return actions
 
     def _act(self, obs: ExpertObs) -> Floats32:
-        """[E,N] actions."""
         with torch.no_grad():
             mean, log_std = self.actor(obs)
             if not self._config.eval.deterministic:

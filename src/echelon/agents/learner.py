@@ -32,7 +32,6 @@ class ReplaySize(NamedTuple):
 
     @property
     def whole(self) -> str:
-        """All of it, in the unit that fits."""
         size = float(self.transition_bytes * self.capacity)
         units = {"GB": 1e9, "MB": 1e6, "kB": 1e3}
         unit = next((name for name, least in units.items() if size >= least), "bytes")
@@ -46,7 +45,6 @@ class LearnerFacts(NamedTuple):
     replay: ReplaySize | None
 
     def lines(self) -> list[str]:
-        """In words."""
         lines = []
         if self.adapter is not None:
             trained, whole = self.adapter
@@ -142,7 +140,6 @@ class Learner(RoundLearner):
 
 
 def learner_class(config: Config) -> type[Learner]:
-    """The class that `train.algo` names."""
     module, _, name = ALGORITHMS[config.train.algo].learner.partition(":")
     named: type[Learner] = getattr(importlib.import_module(module), name)
     return named

@@ -86,16 +86,13 @@ class PopulationPlan:
 
     @property
     def members(self) -> int:
-        """Their number, M."""
         return self.niches * self.per_niche
 
     @property
     def size(self) -> int:
-        """Members of one subpopulation of one niche."""
         return self.per_niche // len(self.frequencies)
 
     def niche_of(self, member: int) -> int:
-        """Niche of a member."""
         return member // self.per_niche
 
     def delta_of(self, member: int) -> int:
@@ -103,12 +100,10 @@ class PopulationPlan:
         return self.frequencies[member % self.per_niche // self.size]
 
     def group(self, niche: int, subpopulation: int) -> range:
-        """Members of one subpopulation of one niche."""
         first = niche * self.per_niche + subpopulation * self.size
         return range(first, first + self.size)
 
     def niche(self, niche: int) -> range:
-        """Members of one niche."""
         return range(niche * self.per_niche, (niche + 1) * self.per_niche)
 
 
@@ -133,7 +128,6 @@ class Decision:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Decision:
-        """What a proposal's `as_json` has of it."""
         return cls(**{**record, "cause": Cause(*record["cause"])})
 
 
@@ -146,14 +140,12 @@ class Proposal:
     fitness: float
 
     def as_json(self) -> dict[str, Any]:
-        """The record in plain types."""
         record = asdict(self)
         record["decision"]["cause"] = list(self.decision.cause)
         return record
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Proposal:
-        """What `as_json` gave."""
         return cls(**{**record, "decision": Decision.from_json(record["decision"])})
 
 
@@ -347,8 +339,6 @@ class Life:
 
 
 class Lineage:
-    """All lives of a population, from its founders on."""
-
     def __init__(self, plan: PopulationPlan, founders: Sequence[Hyperparameters]) -> None:
         """founders[M]: hyperparameters that the members begin with"""
         assert len(founders) == plan.members, f"{len(founders)} founders of {plan.members}"
@@ -360,11 +350,9 @@ class Lineage:
         self._living = list(range(plan.members))
 
     def living(self, member: int) -> Life:
-        """The present life of a member."""
         return self.lives[self._living[member]]
 
     def hyperparameters(self) -> list[Hyperparameters]:
-        """Present hyperparameters of all members[M]."""
         return [self.living(m).hyperparameters for m in range(self.plan.members)]
 
     def apply(self, decisions: Sequence[Decision]) -> list[Life]:

@@ -162,7 +162,6 @@ class Descent:
         )
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Put back what `flatten_optimizer` gave."""
         restore_optimizer(self.optimizer, tensors, state)
         self._moments = None
 
@@ -227,7 +226,6 @@ class OffPolicy(ABC):
         """One step of gradient descent of each network that is due."""
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit."""
         tensors = {"chance.updates": self.generator.get_state()}
         for name, module in self._modules().items():
             tensors |= with_prefix(f"{name}.", module.state_dict())
@@ -238,7 +236,6 @@ class OffPolicy(ABC):
         return tensors, {"updates": self.updates, "optimizers": optimizers}
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
         for name, module in self._modules().items():
             module.load_state_dict(below_prefix(f"{name}.", tensors))
         for descent in self._descents():

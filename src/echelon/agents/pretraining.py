@@ -122,7 +122,6 @@ class EncoderDocument(TypedDict):
 def write_encoder(
     directory: Path, origin: Origin, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
 ) -> None:
-    """Write both files, or none."""
     target = directory / _NAME
     try:
         recover_directory(target)
@@ -279,8 +278,6 @@ class Forecaster(nn.Module):
 
 
 class Pretraining:
-    """One encoder's pre-training."""
-
     def __init__(
         self, config: Config, world: World, valid: World, encoder: Encoder, seed: int
     ) -> None:
@@ -374,7 +371,6 @@ class Pretraining:
     def _step(
         self, runs: list[range], optimizer: torch.optim.Optimizer, weights: list[Tensor]
     ) -> float:
-        """One step of gradient descent; the loss of the forecasts."""
         x = torch.from_numpy(np.stack([_behind(self.world, run, self.world.x) for run in runs]))
         y = torch.from_numpy(np.stack([self.y[run.start : run.stop] for run in runs]))
         known = torch.isfinite(y)
@@ -452,7 +448,6 @@ def _clones(weights: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _rows(values: Floats32, pieces: Pieces) -> Floats32:
-    """The rows of `pieces`, one piece after the other."""
     return np.concatenate([values[piece.start : piece.stop] for piece in pieces])
 
 

@@ -70,7 +70,6 @@ class Transitions(NamedTuple):
 
     @property
     def next_row(self) -> NDArray[np.int32]:
-        """Row of the market after the decision."""
         return self.row + np.int32(1)
 
 
@@ -165,8 +164,6 @@ def read_behaviour(columns: Mapping[str, NDArray[Any]], slots: NDArray[np.int64]
 
 
 class Replay:
-    """The ring; every array of it is allocated at the beginning."""
-
     def __init__(
         self,
         capacity: int,
@@ -232,7 +229,6 @@ class Replay:
         return arrays, facts
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave, into a ring of the same size."""
         mark = self.accept(arrays, state)
         for name, values in self.columns.items():
             values[: mark.size] = arrays[name]

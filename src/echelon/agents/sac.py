@@ -60,8 +60,6 @@ class Traced(NamedTuple):
 
 
 class SAC(OffPolicy):
-    """Actor, twin critics, temperature."""
-
     def _begin(self, train: TrainConfig) -> None:
         expert = self.expert
         first = expert.first_temperature if expert.entropy == "auto" else expert.entropy
@@ -189,12 +187,10 @@ class SAC(OffPolicy):
         )
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit."""
         tensors, json_state = super().state()
         return tensors | {"log_alpha": self.log_alpha.detach()}, json_state
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
         super().restore(tensors, state)
         with torch.no_grad():
             self.log_alpha.copy_(tensors["log_alpha"])

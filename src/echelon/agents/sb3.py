@@ -185,7 +185,6 @@ class Sb3Learner(Learner):
     def load_policy(
         cls, config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str
     ) -> Sb3Policy:
-        """The policy of what `weights` gave."""
         last = weights.get(cls.last_layer)
         if last is None:
             raise RuntimeError(
@@ -237,15 +236,12 @@ class Sb3Learner(Learner):
         }
 
     def policy(self) -> Sb3Policy:
-        """The policy as it is now."""
         return Sb3Policy(self.model.policy, self._sight, self.config, self.seed)
 
     def weights(self) -> dict[str, Tensor]:
-        """What `load_policy` makes the policy from again: of SAC, the actor."""
         return dict(_acting_part(self.model.policy).state_dict())
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit, replay included."""
         model = self.model
         env, env_state = self.env.state()
         tensors = with_prefix("policy.", model.policy.state_dict())
@@ -277,7 +273,6 @@ class Sb3Learner(Learner):
         return tensors, state
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
         model = self.model
         model.policy.load_state_dict(below_prefix("policy.", tensors))
         env = {name: part.numpy() for name, part in below_prefix("env.", tensors).items()}
@@ -332,7 +327,6 @@ class Sb3Policy:
         self._config, self._seed = config, seed
 
     def start(self, world: World, span: range) -> None:
-        """Look at this world, with draws restarted."""
         state = self._config.state
         self._sight.look_at(world)
         self._spec = EnvSpec(
@@ -349,7 +343,6 @@ class Sb3Policy:
         self._global_rng = _GlobalRng(self._seed, "evaluation")
 
     def decide(self, row: Rows, held: Holdings) -> Floats:
-        """Show the books as the environment does, and take scores as it does."""
         seen = self._spec.observe(row, held)
         with self._global_rng.in_use():
             scores, _ = self._policy.predict(seen, deterministic=self._config.eval.deterministic)
@@ -357,8 +350,6 @@ class Sb3Policy:
 
 
 class Sb3PPO(Sb3Learner):
-    """SB3's PPO."""
-
     policy_class = MultiInputActorCriticPolicy
     last_layer = "action_net.bias"
     metrics = MappingProxyType(
@@ -378,8 +369,6 @@ class Sb3PPO(Sb3Learner):
 
 
 class Sb3SAC(Sb3Learner):
-    """SB3's SAC."""
-
     policy_class = MultiInputPolicy
     last_layer = "mu.bias"
     metrics = MappingProxyType(
@@ -420,7 +409,6 @@ def refuse_divergence(logged: Mapping[str, Any], steps: int) -> None:
 
 
 def _acting_part(policy: BasePolicy) -> torch.nn.Module:
-    """The part of a policy that acts."""
     return policy.actor if isinstance(policy, MultiInputPolicy) else policy
 
 

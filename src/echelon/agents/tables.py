@@ -88,7 +88,6 @@ class EmbeddingTable:
         return torch.from_numpy(self._z[which])
 
     def close(self) -> None:
-        """Remove the file, if there is one; the table cannot be looked at any more."""
         self._z = None
         if self._path is not None:
             self._path.unlink(missing_ok=True)
@@ -160,7 +159,6 @@ def runs_of(mask: Bools) -> list[range]:
 
 
 def _windows_of(world: World, rows: range) -> Tensor:
-    """Features of `rows` and of the W - 1 rows before them."""
     return torch.from_numpy(np.array(world.x[rows.start - world.window + 1 : rows.stop]))
 
 

@@ -29,8 +29,6 @@ _LARGEST = 1.0 - 2.0**-20
 
 
 class TD3(OffPolicy):
-    """Actor, twin critics, and targets of both."""
-
     def _begin(self, train: TrainConfig) -> None:
         self.target_actor = Target(cast(nn.Module, self.actor), self.expert.tau)
         self._actor_loss = 0.0
@@ -82,14 +80,12 @@ class TD3(OffPolicy):
         }
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit."""
         tensors, json_state = super().state()
         # The actor's last numbers are shown next to those of the critics until it moves again.
         shown = {"actor_loss": self._actor_loss, "actor_norm": self.actor_descent.norm}
         return tensors, json_state | shown
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
         super().restore(tensors, state)
         self._actor_loss = float(state["actor_loss"])
         self.actor_descent.norm = float(state["actor_norm"])

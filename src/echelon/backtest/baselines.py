@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,8 +61,6 @@ class _Unfilled(NamedTuple):
 
 
 class _Rebalanced:
-    """Target weights every so many bars; in between holdings are left as they are."""
-
     kind: ActionKind = "weights"
 
     def __init__(
@@ -162,19 +161,10 @@ class _Rebalanced:
         return weights
 
 
-def _min_variance(returns: Floats) -> Floats:
-    from skfolio.optimization import MeanRisk
+def _fit_weights(estimator: str, returns: Floats) -> Floats:
+    """Weights[N] by an estimator of skfolio's, by its name."""
+    from skfolio import optimization
 
-    return _fit_weights(MeanRisk(), returns)
-
-
-def _hrp(returns: Floats) -> Floats:
-    from skfolio.optimization import HierarchicalRiskParity
-
-    return _fit_weights(HierarchicalRiskParity(), returns)
-
-
-def _fit_weights(estimator: Any, returns: Floats) -> Floats:  # noqa: ANN401 (skfolio is untyped)
     moving = returns.std(axis=0) > 0
     weights = np.zeros(returns.shape[1])
     if moving.sum() < 2:
@@ -182,7 +172,8 @@ def _fit_weights(estimator: Any, returns: Floats) -> Floats:  # noqa: ANN401 (sk
     with warnings.catch_warnings():
         # Remarks of the solver and of pandas; a failure raises.
         warnings.simplefilter("ignore")
-        weights[moving] = estimator.fit(returns[:, moving]).weights_
+        fitted = getattr(optimization, estimator)().fit(returns[:, moving])
+        weights[moving] = fitted.weights_
     positive = np.maximum(weights, 0.0)
     return np.asarray(positive / positive.sum())
 
@@ -197,23 +188,19 @@ class Momentum:
         self._bars = bars
 
     def start(self, world: World, span: range) -> None:
-        """Take the world, for its total-return index."""
         self._world = world
 
     @property
     def lookback(self) -> int:
-        """To the index `bars` ago."""
         return self._bars
 
     def state(self) -> State:
-        """Nothing is remembered."""
         return {}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Nothing to take back."""
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
-        """Compare with the index `bars` ago."""
         growth = self._world.growth
         now, then = growth[row], growth[np.maximum(row - self._bars, 0)]
         with np.errstate(invalid="ignore"):
@@ -232,28 +219,22 @@ class Random:
         self._seed = seed
 
     def start(self, world: World, span: range) -> None:
-        """Begin the same stream of lots every time."""
         self._rng = stream(self._seed, "baseline", "random")
 
     def state(self) -> State:
-        """Where the stream of lots is."""
         return {"generator": pack_stream(self._rng)}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Draw on from there."""
         saved = match_state(self.name, self.state(), state)
         unpack_stream(self._rng, saved["generator"])
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
-        """Draw lots."""
         lots = self._rng.random(held.allowed.shape)
         best = np.where(held.allowed, lots, -1.0).argmax(axis=-1)
         return np.asarray(best, dtype=np.int8)
 
 
 class Cash:
-    """Nothing."""
-
     kind: ActionKind = "discrete"
     name = "cash"
     lookback = 0
@@ -262,14 +243,12 @@ class Cash:
         """Nothing to make ready."""
 
     def state(self) -> State:
-        """Nothing is remembered."""
         return {}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Nothing to take back."""
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
-        """HOLD."""
         return np.zeros(held.weights.shape, dtype=np.int8)
 
 
@@ -279,13 +258,16 @@ def only_allowed(actions: NDArray[Any], held: Holdings) -> NDArray[np.int8]:
     return np.where(allowed, actions, Action.HOLD).astype(np.int8)
 
 
+def _estimated(name: str, estimator: str, config: Config) -> Policy:
+    every, bars = config.eval.rebalance_bars, config.eval.estimation_bars
+    return _Rebalanced(name, every, bars, partial(_fit_weights, estimator))
+
+
 _MAKERS: Mapping[str, Callable[[Config], Policy]] = {
     "buy_and_hold": lambda c: _Rebalanced("buy_and_hold", None, 0, None, c.market.median_days),
     "equal_weight": lambda c: _Rebalanced("equal_weight", c.eval.rebalance_bars, 0, None),
-    "min_variance": lambda c: _Rebalanced(
-        "min_variance", c.eval.rebalance_bars, c.eval.estimation_bars, _min_variance
-    ),
-    "hrp": lambda c: _Rebalanced("hrp", c.eval.rebalance_bars, c.eval.estimation_bars, _hrp),
+    "min_variance": partial(_estimated, "min_variance", "MeanRisk"),
+    "hrp": partial(_estimated, "hrp", "HierarchicalRiskParity"),
     "momentum": lambda c: Momentum(c.eval.momentum_bars),
     "random": lambda c: Random(c.seed),
     "cash": lambda c: Cash(),
@@ -293,7 +275,6 @@ _MAKERS: Mapping[str, Callable[[Config], Policy]] = {
 
 
 def make_baseline(name: str, config: Config) -> Policy:
-    """The baseline of that name, all but `benchmark`, which trades in a world of its own."""
     return _MAKERS[name](config)
 
 

@@ -27,15 +27,11 @@ ENSEMBLE = "ensemble"
 
 
 class DiscretePolicy(Policy, Protocol):
-    """A policy that buys, sells or holds, and says how probable each action is."""
-
     def probabilities(self, row: Rows, held: Holdings) -> Floats:
         """[E,N,3] by `envs.Action`, 0 for what is not allowed; arguments as of `decide`."""
 
 
 class EnsemblePolicy:
-    """The mean of several policies that act in the same way."""
-
     def __init__(self, members: Sequence[Policy], name: str = ENSEMBLE) -> None:
         if not members:
             raise UsageError("an ensemble needs at least one policy, and there is none.")
@@ -49,16 +45,13 @@ class EnsemblePolicy:
 
     @property
     def lookback(self) -> int:
-        """Of the member that looks back farthest."""
         return max(map(lookback_of, self.members))
 
     def start(self, world: World, span: range) -> None:
-        """Make every member ready."""
         for member in self.members:
             member.start(world, span)
 
     def state(self) -> State:
-        """Of every member."""
         parts: State = {}
         for k, member in enumerate(self.members):
             if isinstance(member, StatefulPolicy):
@@ -66,7 +59,6 @@ class EnsemblePolicy:
         return parts
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from what `state` gave, after `start`."""
         for k, member in enumerate(self.members):
             if isinstance(member, StatefulPolicy):
                 member.restore(below_prefix(f"member.{k}.", state))

@@ -72,14 +72,11 @@ def tables_of(backtest: Backtest) -> Tables:
 
 
 class Book(NamedTuple):
-    """Whose backtest it is."""
-
     policy: str
     seed: int | None = None
 
 
 def save_tables(directory: Path, books: Mapping[Book, Tables], *, csv: bool = False) -> None:
-    """Write the tables of all books of an evaluation below `directory`."""
     for kind in Tables._fields:
         for old in directory.glob(f"*.{kind}.*"):
             old.unlink()  # of a version that wrote tables for each book
@@ -94,7 +91,6 @@ def save_tables(directory: Path, books: Mapping[Book, Tables], *, csv: bool = Fa
 
 
 def read_tables(directory: Path) -> Tables:
-    """Read the tables of all books again."""
     return Tables(*(_read(directory / f"{kind}.parquet", kind) for kind in Tables._fields))
 
 
@@ -140,7 +136,6 @@ def _refuse_odd_shapes(
 
 
 def _label(frame: pl.DataFrame, kind: str, book: Book) -> pl.DataFrame:
-    """A book's table with the columns that say whose it is."""
     labels = {"policy": pl.lit(book.policy), "seed": pl.lit(book.seed, dtype=pl.Int64)}
     if kind == "actions":
         codes = all(dtype.is_integer() for dtype in frame.dtypes[1:])

@@ -67,7 +67,6 @@ class Backtest:
 
     @cached_property
     def costs(self) -> Costs:
-        """Money paid for trading, in all."""
         fills = self.fills
         return Costs(
             float(fills.commission.sum()), float(fills.stamp.sum()), float(fills.slippage.sum())
@@ -80,7 +79,6 @@ class Backtest:
 
     @cached_property
     def measures(self) -> dict[str, float]:
-        """All measures of the run."""
         return measure(
             self.returns,
             periods_per_year=self.periods_per_year,

@@ -50,7 +50,6 @@ def open_batch(
 def work_through(
     batch: RunBatch, given: options.RunOptions, before: Callable[[], None] = lambda: None
 ) -> Iterator[Course]:
-    """Train and evaluate the runs, and hold their directory until what came out is written."""
     from echelon.config.sizes import refuse_sizes
     from echelon.evaluation.batch import Course
 

@@ -188,7 +188,6 @@ def compare_trained(
     *,
     with_rules: bool = True,
 ) -> None:
-    """Compare, print, and write comparison.json where a directory is named."""
     from echelon.envs.world import rules_of
     from echelon.evaluation.runs_comparison import compare_runs, open_runs
 

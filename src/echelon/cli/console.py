@@ -51,7 +51,6 @@ def warn(text: str) -> None:
 
 
 def fail(label: str, text: object, *, style: str = "bold red") -> None:
-    """Print `label`, in `style`, and what happened to stderr."""
     err.print(Text.assemble((label, style), " ", bound_message(str(text))), soft_wrap=True)
 
 
@@ -73,7 +72,6 @@ def number_table(title: str, *columns: str) -> Table:
 
 
 def add_row(table: Table, *cells: str) -> None:
-    """Add a row of plain text."""
     table.add_row(*(Text(printable(cell)) for cell in cells))
 
 
@@ -111,11 +109,9 @@ class ProgressBar:
         self._task = progress.add_task(label, total=None)
 
     def show(self, done: int, total: int | None = None) -> None:
-        """Show how many are done, and of how many where that is known."""
         self._progress.update(self._task, completed=done, total=total)
 
     def label(self, text: str) -> None:
-        """Change what is being done."""
         self._progress.update(self._task, description=text)
 
 
@@ -169,7 +165,6 @@ class Watch:
             err.print(f"{self._labels[k]}: {now.step:,} steps, {_words(now)}", soft_wrap=True)
 
     def end(self, k: int, outcome: Outcome) -> None:
-        """Show that training k ended, or had ended before."""
         self._ended.add(k)
         self._started_at.setdefault(k, self._totals[k])
         self._steps[k] = self._totals[k]

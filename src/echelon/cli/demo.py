@@ -120,7 +120,6 @@ def _train_hierarchy(
 
 
 def _serve_hierarchy(run: Path, bundle: Path) -> None:
-    """Export the hierarchy and replay a month of validation through the decision engine."""
     from echelon.cli.export import replay_bundle
     from echelon.serving import sessions
     from echelon.serving.export import ExportRequest, export_bundle

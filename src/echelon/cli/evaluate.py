@@ -209,7 +209,6 @@ class MeasureColumn(NamedTuple):
         return plain.format(value * 100.0 if self.percent else value)
 
     def format_signed(self, value: float) -> str:
-        """The same of a difference: with a + where it is above 0."""
         return ("+" if value > 0 else "") + self.format(value)
 
 

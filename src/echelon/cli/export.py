@@ -237,7 +237,6 @@ def open_engine(
 
 
 def print_bundle(bundle: Bundle) -> None:
-    """What a bundle is, in a table."""
     table = text_table("", "bundle", str(bundle.path))
     for name, text in _facts(bundle):
         add_row(table, name, text)

@@ -116,8 +116,6 @@ MetricsPort = Annotated[
 
 
 class RunOptions(NamedTuple):
-    """The options of every command that trains agents."""
-
     config: ConfigFile = None
     override: Overrides = None
     output_dir: OutputDir = None
@@ -146,7 +144,6 @@ class RunOptions(NamedTuple):
             yield
 
     def read_config(self, resume: Path | None) -> Config:
-        """The configuration that they name, or that of the run directory `resume`."""
         return read_config(
             self.config, self.override, self.log_level, resume, self.trust_code, self.seeds
         )

@@ -95,7 +95,6 @@ def prepare_run(
 
 
 def tell_import(report: ImportReport) -> None:
-    """Log what an import did."""
     manifest = report.manifest
     first, last = manifest.span
     log.info(
@@ -109,7 +108,6 @@ def tell_import(report: ImportReport) -> None:
 
 
 def print_summary(report: PrepareReport, directory: Path, config: Config) -> None:
-    """Print what was prepared, as a table."""
     from echelon.config import fingerprint
 
     prepared, manifest = report.prepared, report.prepared.manifest

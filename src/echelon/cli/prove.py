@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 
 class MarketChoice(StrEnum):
-    """Markets with a known answer."""
-
     planted = "planted"
     regime = "regime"
     null = "null"
@@ -242,5 +240,4 @@ def _print_study(result: StudyResult) -> None:
 
 
 def this_command() -> str:
-    """What was typed, for the certificate."""
     return shlex.join(["echelon", *sys.argv[1:]])

@@ -67,7 +67,6 @@ def walk_forward(given: options.RunOptions, plan_only: _PlanOnly = False) -> Non
 
 
 def print_plan(folds: Sequence[Fold]) -> None:
-    """A line per fold: its windows, their bars, and how many symbols trade in it."""
     table = number_table(f"{len(folds)} folds", "fold", "train", "valid", "test", "bars", "symbols")
     for fold in folds:
         spans = (f"{first}\n{last}" for first, last in (fold.train, fold.valid, fold.test))

@@ -42,7 +42,6 @@ class Section(BaseModel):
 
 
 def types_in(annotation: Any) -> Iterator[Any]:  # noqa: ANN401 (any type hint)
-    """The plain types that a type hint is made of."""
     parts = () if get_origin(annotation) is Literal else get_args(annotation)
     if not parts:
         yield annotation

@@ -87,7 +87,6 @@ def describe_file(path: Path) -> str:
 
 
 def real_path(path: Path) -> str:
-    """The file or directory that a path leads to."""
     # Not Path.resolve, which raises at a link that leads to itself.
     return os.path.realpath(path)
 

@@ -78,7 +78,6 @@ class FeaturesConfig(CodeSection):
 
     @property
     def wants_stationary(self) -> bool:
-        """Whether to compute the stationary set."""
         if self.stationary.enabled != "auto":
             return self.stationary.enabled
         return not (self.ohlcv or self.modules or self.indicators != IndicatorsConfig())

@@ -172,7 +172,6 @@ def fingerprint(config: Config) -> str:
 
 
 def to_yaml(config: Config) -> str:
-    """Return the resolved tree as YAML, in the order in which it is declared."""
     tree = config.model_dump(mode="json")
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)
 

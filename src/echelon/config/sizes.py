@@ -68,7 +68,6 @@ def refuse_sizes(config: Config) -> None:
 
 
 def _largest(config: Config, key: str) -> int:
-    """The value of a setting; of several numbers the largest."""
     value = attrgetter(key)(config)
     return max(value, default=0) if isinstance(value, tuple) else int(value)
 
@@ -113,7 +112,6 @@ def workers_that_fit(each: int) -> int:
 
 
 def _members(config: Config) -> int:
-    """Members of the population; 1 where there is none."""
     if ALGORITHMS[config.train.algo].memory != "population":
         return 1
     return config.experts.n_experts * config.trainer.evolution.members_per_niche
@@ -293,7 +291,6 @@ def _least_features(config: Config) -> int:
 
 
 def _with_value(section: SectionT, key: str, value: int) -> SectionT:
-    """The section with another value of `a.b.c`, unchecked."""
     name, _, rest = key.partition(".")
     return section.model_copy(
         update={name: _with_value(getattr(section, name), rest, value) if rest else value}

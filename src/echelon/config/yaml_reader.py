@@ -108,7 +108,6 @@ _StrictLoader.yaml_implicit_resolvers = {
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file."""
     tree = parse_yaml(read_text(path), str(path))
     if tree is None:
         return {}
@@ -118,7 +117,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a YAML file, a byte order mark left out."""
     try:
         with path.open("rb") as handle:
             data = handle.read(MAX_BYTES + 1)

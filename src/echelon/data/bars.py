@@ -67,8 +67,6 @@ OPTIONAL = tuple(c for c in SCHEMA if c not in ("time", "symbol", "close"))
 
 @dataclass(frozen=True, slots=True)
 class RawFrame:
-    """A piece of what a source read, and where it came from."""
-
     frame: pl.DataFrame  # columns of `SCHEMA`, null where there is nothing, and `row` (Int64)
     origin: str  # in which `row` counts as a user would
 

@@ -40,7 +40,6 @@ class PanelRequest(NamedTuple):
 
 
 def build_panel(store: Store, name: str, request: PanelRequest = PanelRequest()) -> Panel:  # noqa: B008
-    """Lay a stored dataset out as a panel."""
     store = store.pin_dataset(name)  # an import meanwhile must not mix two versions
     manifest = store.manifest(name)
     facts = _choose(store.symbols(name), request.symbols, name)
@@ -101,7 +100,6 @@ def has_limits(mode: str, info: SourceInfo) -> bool:
 
 
 def _choose(table: pl.DataFrame, symbols: Sequence[str], name: str) -> pl.DataFrame:
-    """Rows of the symbols table in the asked order."""
     if not symbols:
         return table
     known = set(table["symbol"])

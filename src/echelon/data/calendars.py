@@ -32,13 +32,10 @@ _DECADE = (date(2010, 1, 1), date(2019, 12, 31))
 
 
 class CalendarReach(NamedTuple):
-    """First and last day a calendar knows."""
-
     first: date = date.min
     last: date = date.max
 
     def clip(self, first: date, last: date) -> tuple[date, date]:
-        """What of the span is known."""
         return max(first, self.first), min(last, self.last)
 
 

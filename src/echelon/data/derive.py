@@ -74,7 +74,6 @@ class RowState:
 
     @staticmethod
     def start(n_symbols: int) -> RowState:
-        """Before the first row."""
         unknown = np.full(n_symbols, np.nan)
         none = np.full(n_symbols, -1, dtype=np.int64)
         nat = np.datetime64("NaT")

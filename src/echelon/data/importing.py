@@ -51,8 +51,6 @@ RowProgress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What an import did."""
-
     manifest: Manifest
     added: int  # rows that were not in the store before
     problems: tuple[Problem, ...]  # of quarantined rows, and warnings
@@ -61,8 +59,6 @@ class ImportReport:
 
 @dataclass(frozen=True)
 class Extras:
-    """Tables that join a dataset, overriding what the source itself says."""
-
     membership: pl.DataFrame | None = None
     instruments: pl.DataFrame | None = None
     benchmark: pl.DataFrame | None = None
@@ -194,7 +190,6 @@ class _Import:
             self.bad.append(rows)
 
     def _spill(self, frames: list[pl.DataFrame]) -> None:
-        """Write rows out by partition and remember each symbol's first bar."""
         if not frames:
             return
         span, name = _PARTITIONS[self.info.freq]
@@ -209,7 +204,6 @@ class _Import:
         self._stats.append(_first_bars(whole))
 
     def merge(self) -> tuple[Partition, ...]:
-        """Write the final partitions in time order."""
         bars_dir = self.staging / "bars"
         bars_dir.mkdir()
         anchors = _first_bars(pl.concat(self._stats))
@@ -316,7 +310,6 @@ def _sound_benchmark(benchmark: pl.DataFrame, info: SourceInfo) -> pl.DataFrame:
 
 
 def _first_bars(frame: pl.DataFrame) -> pl.DataFrame:
-    """Time, close, volume and factor of each symbol's first row in time."""
     first = pl.col("time").arg_min()
     return (
         frame.group_by("symbol")
@@ -344,7 +337,6 @@ def _all_facts(facts: pl.DataFrame | None) -> pl.DataFrame:
 
 
 def symbols_table(bars: Path, facts: pl.DataFrame | None) -> pl.DataFrame:
-    """First and last bar, count and anchor of every symbol, with listing facts."""
     pieces = [
         pl.read_parquet(path, columns=["time", "symbol", "close"], glob=False)
         .group_by("symbol")

@@ -59,7 +59,6 @@ class Panel:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(T, N)."""
         return len(self.times), len(self.symbols)
 
     @cached_property

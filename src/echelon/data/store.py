@@ -73,16 +73,13 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """Bars in all."""
         return sum(p.rows for p in self.partitions)
 
     @property
     def span(self) -> tuple[datetime, datetime]:
-        """Times of the first and the last bar."""
         return self.partitions[0].first, self.partitions[-1].last
 
     def to_tree(self) -> dict[str, Any]:
-        """As JSON has it."""
         tree = asdict(self) | {"format": _FORMAT}
         tree["info"]["fields"] = sorted(self.info.fields)
         for part in tree["partitions"]:
@@ -158,7 +155,7 @@ def digest_code(*patterns: str) -> str:
 def import_fingerprint(source: str, extras: str) -> str:
     """What an import depends on: the fingerprints of source and extra tables, and our own code."""
     steps = (f"data/{step}.py" for step in ("bars", "importing", "validate"))
-    code = digest_code("data/sources/*.py", *steps)
+    code = digest_code("data/sources/*.py", "data/sources/*.yaml", *steps)
     return digest_of({"source": source, "extras": extras, "code": code})
 
 
@@ -176,7 +173,6 @@ class Store:
         return other
 
     def datasets(self) -> list[str]:
-        """Names of the datasets, sorted."""
         return sorted(p.parent.name for p in self.root.glob(f"*/{CURRENT}"))
 
     def __contains__(self, name: str) -> bool:
@@ -191,7 +187,6 @@ class Store:
         return self.root / name
 
     def manifest(self, name: str) -> Manifest:
-        """What is known of the dataset."""
         if self.pin is not None and self.pin.name == name:
             return self.pin
         path = self.directory(name) / CURRENT
@@ -245,7 +240,6 @@ class Store:
     def partitions(
         self, name: str, start: datetime | None = None, end: datetime | None = None
     ) -> list[str]:
-        """Keys of the partitions that hold bars between `start` and `end`, in order."""
         return [
             p.key
             for p in self.manifest(name).partitions

@@ -95,7 +95,6 @@ class PanelStream:
 
     @staticmethod
     def from_panel(panel: Panel, facts: StreamFacts) -> PanelStream:
-        """The stream that continues `panel`."""
         stream, kind = PanelStream(facts), facts.kind
         if panel.symbols != kind.symbols:
             raise DataError("the panel's symbols are not those of the stream. Build both from one.")
@@ -116,7 +115,6 @@ class PanelStream:
 
     @property
     def kind(self) -> PanelKind:
-        """What all rows share."""
         return self._facts.kind
 
     @property
@@ -131,7 +129,6 @@ class PanelStream:
 
     @property
     def has_benchmark(self) -> bool:
-        """Whether there is an index level with the bars."""
         return self._facts.benchmark is not None
 
     @property

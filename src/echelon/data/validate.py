@@ -43,8 +43,6 @@ _ZONES = ("UTC", "America/New_York", "Asia/Shanghai", "Europe/London")
 
 @dataclass(frozen=True, slots=True)
 class Validated:
-    """The outcome for one piece."""
-
     good: pl.DataFrame  # rows fit for the store, with `row`, in the order of the source
     bad: pl.DataFrame  # the others, with a column `problem` that gives the reasons
     problems: list[Problem]  # errors of the bad rows, errors of the file, and warnings
@@ -61,7 +59,6 @@ class _Rule(NamedTuple):
 
 
 def validate(raw: RawFrame, info: SourceInfo) -> Validated:
-    """Judge the rows of one piece of a source."""
     frame = raw.frame
     if frame.is_empty():
         return Validated(frame, frame.with_columns(problem=pl.lit("")), [])

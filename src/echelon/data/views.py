@@ -33,12 +33,10 @@ class _View(Store):
         symbols: Sequence[str] | None = None,
         columns: Sequence[str] | None = None,
     ) -> pl.DataFrame:
-        """Bars as the view has them."""
         frame = self._bars(super().read_bars(name, key, symbols), name, key)
         return frame if columns is None else frame.select(columns)
 
     def table(self, name: str, table: str) -> pl.DataFrame | None:
-        """The table as the view has it."""
         frame = super().table(name, table)
         return None if frame is None else self._table(frame, table)
 
@@ -59,7 +57,6 @@ class TruncatedView(_View):
     def partitions(
         self, name: str, start: datetime | None = None, end: datetime | None = None
     ) -> list[str]:
-        """Partitions up to the cut."""
         return super().partitions(name, start, min(end, self.cut) if end else self.cut)
 
     def _bars(self, frame: pl.DataFrame, name: str, key: str) -> pl.DataFrame:
@@ -120,7 +117,6 @@ class ScrambledView(_View):
 
 
 def _delay(column: str, day: date) -> pl.Expr:
-    """Dates after `day` a hundred days later."""
     later = (pl.col(column) + pl.duration(days=100)).cast(pl.Date)
     return pl.when(pl.col(column) > day).then(later).otherwise(pl.col(column)).alias(column)
 

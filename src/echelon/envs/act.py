@@ -37,8 +37,6 @@ EXPERT_GAIN = 6.0
 
 
 class Action(IntEnum):
-    """What to do with one asset."""
-
     HOLD = 0
     BUY = 1
     SELL = 2
@@ -49,15 +47,12 @@ _BUY, _SELL = int(Action.BUY), int(Action.SELL)
 
 @dataclass(frozen=True)
 class ActionRule:
-    """How actions become orders."""
-
     kind: ActionKind
     buy_pct: float = 0.20
     sell_pct: float = 0.50
 
     @staticmethod
     def from_config(config: Config, kind: ActionKind) -> ActionRule:
-        """The configuration's rule."""
         return ActionRule(kind, config.buy_pct, config.sell_pct)
 
 
@@ -70,7 +65,6 @@ class Holdings(NamedTuple):
     value: Floats  # [E] what the books are worth at this close
 
     def take(self, which: Bools | slice) -> Holdings:
-        """Those of some books."""
         return Holdings._make(part[which] for part in self)
 
 

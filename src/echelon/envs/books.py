@@ -40,8 +40,6 @@ class StepResult(NamedTuple):
 
 
 class Books:
-    """E books, stepped together."""
-
     def __init__(
         self, world: World, rule: ActionRule, reward: RewardConfig, n_books: int, span: range
     ) -> None:
@@ -65,7 +63,6 @@ class Books:
 
     @property
     def n_books(self) -> int:
-        """E."""
         return len(self.value)
 
     def reset(self, rows: Rows, which: Bools | None = None) -> None:
@@ -89,7 +86,6 @@ class Books:
         return taken
 
     def holdings(self) -> Holdings:
-        """What the books hold and may do now."""
         return act.holdings(self.world, self.book, self.value, self.row, self.rule)
 
     def orders(self, actions: NDArray[Any]) -> tuple[Orders, Bools | None]:

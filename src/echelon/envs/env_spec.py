@@ -74,7 +74,6 @@ class EnvSpec:
         random_start: bool | None = None,
         episode_steps: int | None = None,
     ) -> EnvSpec:
-        """What `EnvOptions` ask for."""
         _refuse_unknown("split", split, tuple(world.splits))
         _refuse_unknown("actions", actions, ("discrete", "weights"))
         _refuse_unknown("observation", observation, ("window", "index"))
@@ -112,7 +111,6 @@ class EnvSpec:
         return replace(self, episode_steps=episode_steps)
 
     def books(self, n_books: int) -> Books:
-        """New books."""
         return Books(self.world, self.rule, self.reward, n_books, self.span)
 
     def start(self, rng: np.random.Generator, options: dict[str, Any] | None = None) -> int:
@@ -145,13 +143,11 @@ class EnvSpec:
         return self.stretches or (self.span,)
 
     def steps_from(self, row: int) -> int:
-        """Steps of an episode that begins at `row`."""
         piece = next((piece for piece in self._pieces if row in piece), self.span)
         left = piece.stop - 1 - row
         return left if self.episode_steps is None else min(self.episode_steps, left)
 
     def observation_space(self) -> spaces.Dict:
-        """Of one book."""
         world = self.world
         n_assets, n_features = world.x.shape[1:]
         parts: dict[str, spaces.Space[Any]] = {}
@@ -169,7 +165,6 @@ class EnvSpec:
         return spaces.Dict(parts)
 
     def action_space(self) -> spaces.MultiDiscrete | spaces.Box:
-        """Of one book."""
         if self.rule.kind == "discrete":
             return spaces.MultiDiscrete([len(Action)] * self.world.n_assets)
         return spaces.Box(-1.0, 1.0, (self.world.n_assets + 1,), np.float32)
@@ -226,12 +221,10 @@ class OneBook:
 
     @property
     def row(self) -> int:
-        """The row the book stands at."""
         return int(self._books.row[self._index])
 
     @property
     def pv(self) -> float:
-        """Value of the book."""
         return float(self._books.value[self._index])
 
     @property

@@ -123,12 +123,10 @@ class GrowingWorld(World):
 
     @property
     def facts(self) -> WorldFacts:
-        """What `restore` needs beside the state."""
         return self._growing().facts
 
     @property
     def kept(self) -> range:
-        """Rows that can be looked at."""
         source = self._source
         return range(len(self.times)) if source is None else range(source.kept_from, source.n_rows)
 
@@ -248,7 +246,6 @@ class _Source:
         return {"benchmark": None, **parts, "rows": market.MarketRows(**rows)}
 
     def append(self, row: Panel, x: Floats32, present: Bools) -> None:
-        """Write one row more."""
         self._refuse(row, x, present)
         close = np.where(np.isnan(row.close), self._state.close, row.close)
         factor = row.factor

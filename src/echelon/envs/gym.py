@@ -64,7 +64,6 @@ class TradingEnv(gymnasium.Env[Any, NDArray[Any]], OneBook):
         return self._observation(), self._info(_no_costs(), None)
 
     def step(self, action: NDArray[Any]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Act, and go one bar on."""
         if self._steps_left <= 0:
             raise ResetNeeded("the episode is over, or none was started: call reset() first.")
         try:

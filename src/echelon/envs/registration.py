@@ -39,7 +39,6 @@ ENV_IDS: dict[str, ActionKind] = {
 
 
 def register() -> None:
-    """Make the names known to Gymnasium; more than once does no harm."""
     for name, kind in ENV_IDS.items():
         if name not in gymnasium.registry:
             gymnasium.register(

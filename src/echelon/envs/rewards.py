@@ -25,8 +25,6 @@ SHARPE_BOUND = 10.0  # a bar's contribution to the Sharpe ratio is cut to ± thi
 
 
 class RewardState(NamedTuple):
-    """What rewards remember."""
-
     peak: Floats  # [E] highest value of the episode so far
     drawdown: Floats  # [E] below it, as a share
     mean: Floats  # [E] decaying moments of the returns (differential Sharpe)

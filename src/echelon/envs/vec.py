@@ -39,11 +39,9 @@ class PlacesVecEnv(VecEnv):
     _tells_episodes = False
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """The attribute of each place."""
         return [getattr(self._places[e], attr_name) for e in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
-        """Set an attribute of each place."""
         for e in self._get_indices(indices):
             setattr(self._places[e], attr_name, value)
 
@@ -54,7 +52,6 @@ class PlacesVecEnv(VecEnv):
         indices: VecEnvIndices = None,
         **method_kwargs: Any,  # noqa: ANN401 (SB3's signature)
     ) -> list[Any]:
-        """Call a method of each place."""
         methods: list[Callable[..., Any]] = self.get_attr(method_name, indices)
         return [method(*method_args, **method_kwargs) for method in methods]
 
@@ -99,7 +96,6 @@ class BatchedVecEnv(PlacesVecEnv):
         self._values = np.empty((64, n_envs))
 
     def reset(self) -> Observation:
-        """Begin an episode in every book, with the seeds and options that were set."""
         for e, seed in enumerate(self._seeds):
             if seed is not None:
                 self._rngs[e] = seeding.np_random(seed)[0]
@@ -214,7 +210,6 @@ class BookView(OneBook):
 
     @property
     def np_random(self) -> np.random.Generator:
-        """The book's own generator."""
         return self._env._rngs[self._index]
 
     def action_masks(self) -> Bools:

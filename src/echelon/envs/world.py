@@ -68,7 +68,6 @@ class World:
 
     @property
     def n_assets(self) -> int:
-        """N."""
         return len(self.symbols)
 
     def span(self, split: str) -> range:
@@ -112,8 +111,6 @@ class World:
 
 
 class WorldFacts(NamedTuple):
-    """What a world of data is, whatever its rows are."""
-
     data: market.TradedData
     freq: Freq
     window: int

@@ -62,12 +62,10 @@ class Variant:
 
     @property
     def factor(self) -> str:
-        """What it changes."""
         return " + ".join(setting.factor for setting in self.settings) or BASE
 
     @property
     def value(self) -> str:
-        """What it changes it to."""
         return " + ".join(setting.value for setting in self.settings)
 
 
@@ -227,8 +225,6 @@ def _apply(base: Config, variant: Variant) -> Config:
 
 @dataclass(frozen=True)
 class Ablation(RunBatch):
-    """Variants of a base, the first of which is the base itself, and their runs."""
-
     noun = stem = "ablation"
     command = "ablate"
     member = "variant"
@@ -238,14 +234,12 @@ class Ablation(RunBatch):
     variants: tuple[Variant, ...]
 
     def make_members(self) -> Iterator[BatchMember]:
-        """A run of each variant."""
         configs = variant_configs(self.base, self.variants)
         for v, config in zip(self.variants, configs, strict=True):
             about = {"variant": v.name, "factor": v.factor, "value": v.value}
             yield BatchMember(v.name, config, about)
 
     def summarise(self, course: Course) -> AblationResult:
-        """Gather the variants' evaluations."""
         evaluations = evaluations_of(self, course)
         rows = [
             VariantResult(
@@ -263,8 +257,6 @@ class Ablation(RunBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class VariantResult(MeasuredRow):
-    """What a variant came to."""
-
     variant: Variant
 
 
@@ -304,5 +296,4 @@ class AblationResult:
         return pl.DataFrame(lines, infer_schema_length=None)
 
     def write(self, directory: Path) -> None:
-        """Write ablation.csv and ablation.parquet."""
         write_table(self.frame(), directory / "ablation")

@@ -147,26 +147,21 @@ class RunBatch(ABC):
 
     @cached_property
     def members(self) -> tuple[BatchMember, ...]:
-        """Its runs."""
         return tuple(self.make_members())
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Seeds of every run."""
         return tuple(self.base.seed + k for k in range(self.base.train.seeds))
 
     @property
     def file(self) -> Path:
-        """What is to be done."""
         return self.directory / f"{self.stem}.json"
 
     def run(self, k: int) -> Path:
-        """Directory of run k."""
         return self.directory / f"{self.member}s" / self.members[k].name
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes out of the directory."""
         RunDirectory.claim(self.directory)
         path = self.directory / f".{self.command}.lock"
         with exclusive_lock(path, f"the {self.noun} {self.directory}"):
@@ -190,7 +185,6 @@ class RunBatch(ABC):
         shutil.rmtree(directory / f"{self.member}s", ignore_errors=True)
 
     def save(self, **results: Any) -> None:  # noqa: ANN401 (JSON)
-        """Write down what is to be done, and what came out of it so far."""
         plan = {
             name: of.dump_python(getattr(self, name), mode="json")
             for name, of in self._adapters().items()
@@ -213,7 +207,6 @@ class MeasuredRow:
     problem: str = ""
 
     def values(self, measure: str) -> list[float]:
-        """A measure of each seed."""
         return [values[measure] for values in self.seeds.values()]
 
     def over_seeds(self, measure: str) -> MeanStd:
@@ -221,7 +214,6 @@ class MeasuredRow:
         return mean_std(self.values(measure)) if self.seeds else MeanStd(math.nan, math.nan)
 
     def columns(self, **others: Callable[[str], float]) -> dict[str, float]:
-        """Mean, std and what `others` make of every measure, for a table."""
         made: dict[str, float] = {}
         for name in LABELS:
             mean, std = self.over_seeds(name)
@@ -240,7 +232,6 @@ class Course:
     stopped: bool = False
 
     def problem(self, k: int) -> str:
-        """What went wrong with run k, in words; empty if nothing did."""
         words: dict[str, None] = {}  # in order, each once
         for error in self.errors.get(k, []):
             lines = [line for line in str(error).splitlines() if line.strip()]

@@ -88,7 +88,6 @@ class Comparison(RunBatch):
         return REFERENCE if REFERENCE in self.agents else self.agents[0]
 
     def summarise(self, course: Course) -> ComparisonResult:
-        """Gather the agents' evaluations, and compare them with the reference."""
         evaluations = evaluations_of(self, course)
         reference = evaluations.get(self.reference)
 
@@ -188,7 +187,6 @@ class ComparedRow(MeasuredRow):
     best_steps: Mapping[int, int] = field(default_factory=dict)
 
     def tree(self) -> dict[str, Any]:
-        """Its name, seeds and what they were made from, as JSON has it."""
         return {
             "name": self.name,
             "config_hash": self.config_hash,
@@ -241,14 +239,12 @@ class ComparisonResult:
         return {"format": 1, "reference": self.reference, **self.facts, "rows": rows}
 
     def write(self, directory: Path, split: str) -> None:
-        """Write comparison-SPLIT.csv, .parquet and .json."""
         stem = directory / f"comparison-{split}"
         write_table(self.frame(), stem)
         write_json(stem.with_suffix(".json"), self.tree())
 
 
 def baseline_rows(evaluation: Evaluation) -> list[ComparedRow]:
-    """The baselines of an evaluation."""
     return [
         ComparedRow(name=name, kind="baseline", seeds={-1: values})
         for name, values in evaluation.baselines.items()
@@ -256,7 +252,6 @@ def baseline_rows(evaluation: Evaluation) -> list[ComparedRow]:
 
 
 def window_facts(evaluation: Evaluation) -> dict[str, Any]:
-    """What evaluations on one window share."""
     keys = ("split", "first", "last", "bars", "periods_per_year", "ledger", "fees")
     return {key: evaluation.facts[key] for key in keys}
 

@@ -226,7 +226,6 @@ def _backtest_references(
 
 
 def load_evaluation(run: Path, split: str) -> Evaluation:
-    """Read a saved evaluation."""
     directory = run / "evaluations" / split
     path = directory / "summary.json"
     if not path.exists():

@@ -96,7 +96,6 @@ class ExecutionEvaluation:
         return over_dates(np.asarray(apart), self.dates)
 
     def policy(self, name: str) -> PolicyOrders:
-        """By name."""
         return next(policy for policy in self.policies if policy.name == name)
 
     def summary(self) -> dict[str, Any]:

@@ -141,7 +141,6 @@ def overfitting_probability(returns: Floats, halves: Floats) -> float:
 
 
 def _sharpes(sums: Floats, mean: Floats, n: int) -> Floats:
-    """[H, K] from the sums[H, 2·K] of standardised returns and their squares over n dates."""
     k = len(mean)
     m = sums[:, :k] / n
     variance = (sums[:, k:] - n * m**2) / (n - 1)

@@ -70,7 +70,6 @@ class RunDifference:
         return deflated is not None and deflated > DEFLATED_ABOVE
 
     def tree(self) -> dict[str, Any]:
-        """As JSON has it."""
         days = {"method": "studentised stationary block bootstrap of paired returns"}
         rests_on = self.standing or ClaimBasis(None, None)
         return {
@@ -92,7 +91,6 @@ class RunLine:
     difference: RunDifference | None
 
     def tree(self) -> dict[str, Any]:
-        """As JSON has it."""
         return self.row.tree() | {
             "path": str(self.path),
             "algo": self.algo,
@@ -110,7 +108,6 @@ class RunsComparison:
 
     @property
     def first(self) -> str:
-        """Name of the run that the others are compared with."""
         return self.runs[0].row.name
 
     @property
@@ -119,7 +116,6 @@ class RunsComparison:
         return int(self.facts["bars"]) - 1
 
     def tree(self) -> dict[str, Any]:
-        """Everything, single seeds too, as JSON has it."""
         baselines = {row.name: finite_values(row.seeds[-1]) for row in self.baselines}
         return {
             "format": RUNS_FORMAT,
@@ -132,7 +128,6 @@ class RunsComparison:
         }
 
     def write(self, directory: Path) -> Path:
-        """Write comparison.json."""
         write_json(directory / RUNS_RESULT, self.tree())
         return directory / RUNS_RESULT
 
@@ -194,8 +189,6 @@ def compare_runs(
 
 
 class _Entrant(NamedTuple):
-    """A run that takes part."""
-
     name: str
     run: TrainedRun
     evaluation: Evaluation

@@ -469,8 +469,6 @@ def _spectral_weights(n_dates: int, mean_block: float) -> Floats:
 
 
 class Claim(NamedTuple):
-    """The difference at the fitting block length and at twice it, and whether a claim is made."""
-
     single: SharpeDifference
     double: SharpeDifference
     made: bool

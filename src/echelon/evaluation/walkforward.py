@@ -87,8 +87,6 @@ def plan_walk(config: Config, *, quarantine: bool = False) -> tuple[Fold, ...]:
 
 @dataclass(frozen=True)
 class WalkForward(RunBatch):
-    """Folds and their runs."""
-
     noun = command = "walk-forward"
     stem = "walk_forward"
     member = "fold"
@@ -110,7 +108,6 @@ class WalkForward(RunBatch):
             yield BatchMember(fold.name, config, {"fold": fold.name})
 
     def summarise(self, course: Course) -> WalkForwardResult:
-        """Gather the folds' evaluations; stitch them where every fold has one of every seed."""
         evaluations = evaluations_of(self, course)
         problems = {fold.name: course.problem(k) for k, fold in enumerate(self.folds)}
         complete = len(evaluations) == len(self.folds) and not any(problems.values())
@@ -125,7 +122,6 @@ class WalkForward(RunBatch):
         return WalkForwardResult(self.folds, evaluations, problems, stitched, sure)
 
     def save_result(self, result: WalkForwardResult) -> None:
-        """Write down what is to be done, and what came out of it."""
         done: dict[str, Any] = {}
         if result.stitched is not None:
             done = {STITCHED: result.stitched.tree(), "statistics": result.statistics}
@@ -166,7 +162,6 @@ class WalkForwardResult:
         return pl.DataFrame(lines, schema=_SCHEMA)
 
     def write(self, directory: Path) -> None:
-        """Write walk_forward.csv and .parquet, and the stitched returns."""
         write_table(self.frame(), directory / WalkForward.stem)
         if self.stitched is not None:
             write_table(self.stitched.frame(), directory / STITCHED)
@@ -219,8 +214,6 @@ def _lines(
 
 
 class StitchedMeasures(NamedTuple):
-    """Measures of everybody in a stitched series, as an `Evaluation` has them of one window."""
-
     seeds: Mapping[int, Measured]
     baselines: Mapping[str, Measured]
     reference_policies: Mapping[int, Mapping[str, Measured]]
@@ -239,13 +232,11 @@ class Stitched:
 
     @property
     def days(self) -> tuple[str, str]:
-        """Of the first and of the last return."""
         first, last = (str(self.times[k].astype("datetime64[D]")) for k in (0, -1))
         return first, last
 
     @property
     def measures(self) -> StitchedMeasures:
-        """Of everybody."""
         return StitchedMeasures(
             {seed: track.measures for seed, track in self.seeds.items()},
             {name: track.measures for name, track in self.baselines.items()},
@@ -263,7 +254,6 @@ class Stitched:
         return pl.DataFrame({"time": self.times, "fold": self.folds, **returns})
 
     def tree(self) -> dict[str, Any]:
-        """Measures and span as JSON has them."""
         first, last = self.days
         seeds, baselines, reference_policies = self.measures
         books = _name_seeds(seeds) | dict(baselines)

@@ -314,7 +314,6 @@ class LimitAtTouch:
     name: str = "limit_at_touch"
 
     def act(self, simulator: BookSimulator) -> BookActions:
-        """[E]."""
         left = simulator.progress.left
         kind, offset = np.full(len(left), LIMIT), np.full(len(left), self.offset)
         return BookActions(kind, np.maximum(left, 0.0), offset)

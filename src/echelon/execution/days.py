@@ -78,12 +78,10 @@ class Days:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(D, T)."""
         return len(self.dates), len(self.clock)
 
     @property
     def n_bytes(self) -> int:
-        """Memory that its arrays take."""
         return sum(getattr(self, name).nbytes for name in _ARRAYS)
 
     def name(self, day: int) -> str:
@@ -114,7 +112,6 @@ class Days:
         return begin[which], end[which]
 
     def take(self, which: Ints | Bools) -> Days:
-        """Some of the days, in that order."""
         which = np.flatnonzero(which) if which.dtype == np.bool_ else which
         arrays: dict[str, Any] = {
             name: np.ascontiguousarray(getattr(self, name)[which]) for name in _ARRAYS

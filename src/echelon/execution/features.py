@@ -156,14 +156,12 @@ for _ticks in (1, 5, 20):
 
 @_ship("return_day")
 def return_day(market: FeatureInputs) -> Floats:
-    """Log return since the day began."""
     price = np.log(market.price)
     return np.asarray(price[:, 1:] - price[:, :1])
 
 
 @_ship("volatility")
 def volatility(market: FeatureInputs) -> Floats:
-    """Realised volatility of a tick, from the day's ticks so far."""
     count = np.arange(1, market.moves.shape[1] + 1)
     return np.asarray(np.sqrt(np.cumsum(market.moves**2, axis=1) / count))
 
@@ -195,7 +193,6 @@ def volume_day(market: FeatureInputs) -> Floats:
 
 @_ship("halted", scaled=False)
 def halt_flag(market: FeatureInputs) -> Floats:
-    """1 where the tick has no price."""
     return np.where(market.traded, 0.0, 1.0)
 
 

@@ -229,13 +229,11 @@ def order_frame(orders: ParentOrders, days: Days) -> pl.DataFrame:
 
 
 def _begin(days: Days, day: Ints, tick: Ints) -> Times:
-    """When a tick of a day begins."""
     seconds = np.round(days.clock[tick] * 60.0 * 1e6).astype("timedelta64[us]")
     return np.asarray(days.dates[day].astype("datetime64[us]") + seconds)
 
 
 def _end(days: Days, day: Ints, until: Ints) -> Times:
-    """When the tick before `until` ends."""
     length = np.round(days.tick_minutes * 60.0 * 1e6).astype("timedelta64[us]")
     return np.asarray(_begin(days, day, until - 1) + length)
 
@@ -284,7 +282,6 @@ def measure_orders(history: History, names: Iterable[str] | None = None) -> dict
 
 @metric("ffr")
 def fulfilment(history: History) -> Floats:
-    """Share of the amount that was executed."""
     return history.executed / history.orders.amount
 
 

@@ -71,7 +71,6 @@ class ParentOrders(NamedTuple):
         return len(self.day)
 
     def take(self, which: Ints | slice) -> ParentOrders:
-        """Some of them."""
         day, amount, buying, start, end = self
         return ParentOrders(day[which], amount[which], buying[which], start[which], end[which])
 

@@ -44,8 +44,6 @@ from echelon.types import Floats, Floats32, Ints
 
 
 class ExecutionPolicy(Protocol):
-    """Says how a parent order is worked."""
-
     @property
     def name(self) -> str:
         """How reports call it."""
@@ -137,8 +135,6 @@ def _nothing_below(left: Floats) -> Floats32:
 
 
 class _Schedule:
-    """What all schedules share."""
-
     def start(self, simulator: Simulator) -> None:
         """Nothing has to be made ready."""
 
@@ -150,7 +146,6 @@ class Twap(_Schedule):
     name: str = "twap"
 
     def request(self, simulator: Simulator) -> Floats:
-        """[E]."""
         coming = next_step(simulator)
         return np.asarray(simulator.progress.left * coming.ticks / coming.left)
 
@@ -179,7 +174,6 @@ class Vwap(_Schedule):
         self._before = np.zeros((0, 0))
 
     def start(self, simulator: Simulator) -> None:
-        """Look up the profiles of the days."""
         days = simulator.days
         if days.shape[1] != len(self.pooled):
             raise DataError(
@@ -212,7 +206,6 @@ class AlmgrenChriss(_Schedule):
     name: str = "almgren_chriss"
 
     def request(self, simulator: Simulator) -> Floats:
-        """[E]."""
         coming = next_step(simulator)
         per_tick = self.kappa / simulator.rules.ticks_per_step
         kept = _sinh_ratio(per_tick, coming.left - coming.ticks, coming.left)

@@ -214,7 +214,6 @@ class IntradayExecutor:
 
     @property
     def name(self) -> str:
-        """The policy's."""
         return self.policy.name
 
     def work(self, parents: Floats, row: Rows) -> Worked:

@@ -50,7 +50,6 @@ class PAPenalty:
     penalty: float = 100.0
 
     def __call__(self, history: History, number: Ints) -> Floats:
-        """[E]."""
         (step, left), orders = _step(history, number), history.orders
         with np.errstate(divide="ignore", invalid="ignore"):
             price = step.value / step.executed
@@ -82,7 +81,6 @@ class Shortfall:
     """Minus the implementation shortfall, in basis points of the whole order at arrival."""
 
     def __call__(self, history: History, number: Ints) -> Floats:
-        """[E]."""
         (step, left), marks = _step(history, number), history.benchmarks
         paid = step.value - step.executed * marks.arrival
         rest = np.where(left > 0.0, left * (history.rest_price - marks.arrival), 0.0)
@@ -97,7 +95,6 @@ class Risk:
     aversion: float
 
     def __call__(self, history: History, number: Ints) -> Floats:
-        """[E]."""
         share = _step(history, number)[0].left / history.orders.amount
         return np.asarray(-self.aversion * share**2)
 
@@ -109,7 +106,6 @@ class Weighted:
     parts: Sequence[tuple[float, Reward]]
 
     def __call__(self, history: History, number: Ints) -> Floats:
-        """[E]."""
         return np.asarray(sum(weight * reward(history, number) for weight, reward in self.parts))
 
 

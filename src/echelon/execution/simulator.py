@@ -51,7 +51,6 @@ class ExecutionRules(NamedTuple):
 
     @staticmethod
     def from_config(config: ExecutionConfig) -> ExecutionRules:
-        """As the section `execution` has them."""
         cap = 1.0 if config.volume_cap is None else config.volume_cap
         return ExecutionRules(
             config.ticks_per_step, cap, config.half_spread, config.temporary, config.permanent
@@ -149,7 +148,6 @@ class OrderBatch:
 
     @property
     def over(self) -> bool:
-        """Whether every order is done."""
         return bool(self.progress.done.all())
 
 

@@ -93,7 +93,6 @@ class Bars:
 
     @property
     def time(self) -> Times:
-        """The bars' times: `times`."""
         return self.times
 
 

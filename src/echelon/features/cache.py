@@ -71,14 +71,11 @@ def check_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """Bytes and SHA-256 of a file of an entry."""
-
     size: NonNegativeInt
     sha256: str
 
     @staticmethod
     def from_file(path: Path) -> StoredFile:
-        """Those of a file here."""
         return StoredFile(path.stat().st_size, sha256_once(path))
 
 
@@ -366,6 +363,5 @@ def _reason(error: Exception) -> str:
 
 
 def empty_directory(directory: Path) -> None:
-    """Remove the files of a flat directory."""
     for file in directory.iterdir():
         file.unlink()

@@ -83,7 +83,6 @@ class FeaturePlan:
 
     @property
     def lookbacks(self) -> dict[str, int]:
-        """Column name → bars it needs."""
         series = {name: f.lookback for f in self.series for name in f.names}
         return series | {r.name: series[r.base] for r in self.ranks}
 
@@ -249,20 +248,16 @@ class GridFile(Closing):
         self._file = path.open("r+b")
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def symbol_blocks(self) -> Iterator[range]:
-        """Ranges of assets whose columns fit in a block."""
         width = _ASSETS_BYTES // max(1, 4 * self.shape[0] * self.shape[2])
         return _ranges(self.shape[1], width)
 
     def time_blocks(self) -> Iterator[range]:
-        """Ranges of bars whose rows fit in a block."""
         return _ranges(self.shape[0], _ROWS_BYTES // max(1, self._row_bytes))
 
     def write_assets(self, assets: range, block: Floats32) -> None:
-        """Write block [T,n,F] as the columns of `assets`."""
         assert block.shape == (self.shape[0], len(assets), self.shape[2]), "block is not [T,n,F]"
         if len(assets) == self.shape[1]:
             self.write_rows(range(self.shape[0]), block)
@@ -273,7 +268,6 @@ class GridFile(Closing):
             self._file.write(row)
 
     def read_rows(self, rows: range) -> Floats32:
-        """Read [len(rows),N,F]."""
         block = np.empty((len(rows), *self.shape[1:]), dtype="<f4")
         self._file.seek(self._start + rows.start * self._row_bytes)
         read = self._file.readinto(block.data)
@@ -281,7 +275,6 @@ class GridFile(Closing):
         return block.astype(np.float32, copy=False)
 
     def write_rows(self, rows: range, block: Floats32) -> None:
-        """Write block [len(rows),N,F]."""
         assert block.shape == (len(rows), *self.shape[1:]), "block is not [rows,N,F]"
         self._file.seek(self._start + rows.start * self._row_bytes)
         self._file.write(np.ascontiguousarray(block, dtype="<f4").data)

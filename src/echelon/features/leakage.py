@@ -62,8 +62,6 @@ class Leak:
 
 @dataclass(frozen=True)
 class LeakageReport:
-    """All leaks found, and what was looked at."""
-
     leaks: tuple[Leak, ...]
     features: tuple[str, ...]
     cuts: tuple[datetime, ...]
@@ -71,7 +69,6 @@ class LeakageReport:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of what leaks, each once."""
         return tuple(dict.fromkeys(leak.name for leak in self.leaks))
 
 

@@ -402,6 +402,6 @@ def _series_hash(path: Path) -> str:
 def code_hash() -> str:
     """Hash of the code a prepared set depends on, ours and others': new never meets old."""
     versions = {name: metadata.version(name) for name in _LIBRARIES}
-    series = ("_tables", "_columns", "_times")  # what reads exogenous series
-    ours = digest_code("features/*.py", "data/*.py", *(f"data/sources/{m}.py" for m in series))
+    series = ("_tables.py", "_columns.py", "_times.py", "names.yaml")  # what reads exogenous series
+    ours = digest_code("features/*.py", "data/*.py", *(f"data/sources/{m}" for m in series))
     return digest_of({"ours": ours, "others": versions})

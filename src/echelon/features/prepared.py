@@ -130,7 +130,6 @@ class Prepared:
 
     @cached_property
     def splits(self) -> dict[str, Split]:
-        """Train, valid and test."""
         path = self.path / "splits.json"
         tree: dict[str, _SplitTree] = read_json(path, dict[str, _SplitTree], PREPARE_AGAIN)
         if set(tree) != set(SPLITS):
@@ -140,7 +139,6 @@ class Prepared:
 
     @cached_property
     def scaler(self) -> Scaler:
-        """The fitted scaler."""
         return Scaler.read(self.path / "scaler.json")
 
     @property

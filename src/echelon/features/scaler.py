@@ -27,7 +27,6 @@ class RunningMoments:
 
     @staticmethod
     def none(n_features: int) -> RunningMoments:
-        """Moments of nothing."""
         return RunningMoments(*(np.zeros(n_features) for _ in range(3)))
 
     @staticmethod
@@ -41,7 +40,6 @@ class RunningMoments:
         return RunningMoments(count, mean, squares)
 
     def merge(self, other: RunningMoments) -> RunningMoments:
-        """Moments of both together."""
         count = self.count + other.count
         share = other.count / np.maximum(count, 1)
         delta = other.mean - self.mean
@@ -66,7 +64,6 @@ class Scaler:
     def fit(
         names: tuple[str, ...], moments: RunningMoments, scaled: Bools, window: tuple[date, date]
     ) -> Scaler:
-        """From the moments of the train window."""
         assert moments.mean.shape == scaled.shape == (len(names),), "one entry per feature"
         std = np.sqrt(moments.squares / np.maximum(moments.count, 1))
         # Rounding leaves a constant feature a spread of about 1e-8 of its level.
@@ -88,7 +85,6 @@ class Scaler:
         return np.where(self.scaled, self.mean, 0.0), np.where(self.scaled, self.std, 1.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; floats survive exactly."""
         return {
             "method": "zscore",
             "window": [str(d) for d in self.window],
@@ -112,7 +108,6 @@ class Scaler:
 
     @staticmethod
     def read(path: Path) -> Scaler:
-        """Read what `to_dict` became."""
         remedy = "Run `echelon prepare`."
         tree = read_json(path, _Tree, remedy)
         try:

@@ -44,7 +44,7 @@ class AlertReader:
         """Go on where an engine stands."""
         state = engine.state
         self._time, self._charge, self._peak = state.time, state.in_charge, state.risk.peak
-        self._warned = self._drawdown(state.risk.equity) > (self._limit or 1.0)
+        self._warned = self._measure_drawdown(state.risk.equity) > (self._limit or 1.0)
         self._symbols = {name: order["symbol"] for name, order in state.orders.items()}
 
     def read(self, entries: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Alert]:
@@ -87,7 +87,7 @@ class AlertReader:
     def _read_decision(self, body: Mapping[str, Any]) -> Iterator[Alert]:
         equity, now = body["account"]["equity"], body["in_charge"]
         self._peak = max(self._peak, equity)
-        fall = self._drawdown(equity)
+        fall = self._measure_drawdown(equity)
         if self._limit is not None:
             if fall > self._limit and not self._warned:
                 yield self._alert("drawdown", "warning", drawdown=fall, limit=self._limit)
@@ -113,7 +113,7 @@ class AlertReader:
         for kind in (kind for kind, changed in changes if changed):
             yield self._alert(kind, SEVERITY.get(kind, "info"), "portfolio", factor=scale)
 
-    def _drawdown(self, equity: float) -> float:
+    def _measure_drawdown(self, equity: float) -> float:
         return 1.0 - equity / self._peak if self._peak > 0.0 else 0.0
 
     def _alert(self, kind: str, severity: Severity, who: str = "", **values: float | str) -> Alert:
@@ -130,7 +130,6 @@ class AlertWatcher:
         self._errors: dict[str, int] = {}
 
     def watch(self, engine: LiveEngine, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        """See Watcher."""
         if not self._started:
             self._started = True
             self._reader.resume(engine)

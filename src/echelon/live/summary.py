@@ -219,9 +219,9 @@ def render(day: Day, words: Words) -> str:
             words(f"summary_{name}_note"),
             facts[name],
             "",
-            {words(f"summary_{other}"): facts[other] for other in others},
+            {words(f"summary_{below}"): facts[below] for below in names},
         )
-        for name, others in _HEADLINES.items()
+        for name, names in _HEADLINES.items()
     ]
     return render_page(
         "summary",

@@ -105,7 +105,6 @@ class ImmediateExecutor:
     name = "immediate"
 
     def work(self, parents: Floats, row: Rows) -> Worked:
-        """Nothing is worked."""
         return nothing_worked(parents.shape)
 
 

@@ -61,7 +61,6 @@ _compiled = njit(cache=True, error_model="numpy")
 
 
 def new_book(cash: float | Floats, n_books: int, n_assets: int) -> Book:
-    """E books that hold `cash` and nothing else."""
     money = np.broadcast_to(np.asarray(cash, dtype=np.float64), (n_books,)).copy()
     return Book(money, np.zeros((n_books, n_assets)), np.zeros((n_books, n_assets)))
 

@@ -54,8 +54,6 @@ class PriceHistory:
 
 
 class RowSettings(NamedTuple):
-    """What rows depend on beside the history."""
-
     lots: bool
     stamp_duty: bool
     unknown_haircut: float = 0.30
@@ -73,7 +71,6 @@ class RowState(NamedTuple):
 
     @staticmethod
     def start(n_assets: int) -> RowState:
-        """Before the first row."""
         unknown = np.full(n_assets, np.nan)
         day = np.array("NaT", dtype="datetime64[D]")
         return RowState(unknown, unknown, np.ones(n_assets), np.zeros((0, n_assets)), day)

@@ -20,8 +20,6 @@ Rows = NDArray[np.int64]
 
 
 class Book(NamedTuple):
-    """What E books own."""
-
     cash: Floats  # [E]
     shares: Floats  # [E,N]
     locked: Floats  # [E,N] of them bought in the current session, which T+1 forbids to sell
@@ -54,8 +52,6 @@ class MarketRows(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """What to trade, fixed at the decision."""
-
     shares: Floats  # [E,N] to buy (positive) or sell (negative)
     spend: Floats  # [E,N] money to buy for, fees included, in place of shares; 0: none
 

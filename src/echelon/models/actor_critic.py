@@ -121,7 +121,6 @@ class CrossAssetMLP(nn.Module):
         self.outer = init_linear(nn.Linear(hidden, hidden))
 
     def as_function(self) -> Cross:
-        """Return this layer as a function."""
         inner, outer = _affine(self.inner), _affine(self.outer)
 
         def mix(h: Tensor, present: Tensor, share: Tensor) -> Mixed:
@@ -147,7 +146,6 @@ class CrossAssetAttention(nn.Module):
         self.out = init_linear(nn.Linear(hidden, hidden))
 
     def forward(self, h: Tensor, present: Tensor, share: Tensor) -> Mixed:
-        """Mix the assets, see `Cross`."""
         *lead, n_assets, hidden = h.shape
         shape = (-1, n_assets, 3, _ATTENTION_HEADS, hidden // _ATTENTION_HEADS)
         qkv = self.query_key_value(self.norm(h)).view(shape)
@@ -160,7 +158,6 @@ class CrossAssetAttention(nn.Module):
         return Mixed(h, None, (h * present.unsqueeze(-1)).sum(-2) * share)
 
     def as_function(self) -> Cross:
-        """Return this layer as a function."""
         return self
 
 
@@ -215,8 +212,6 @@ def switched_off(market: Tensor, present: Tensor) -> Tensor:
 
 
 class Actor(nn.Module):
-    """The same MLP for each asset, to three logits."""
-
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.inner = init_linear(nn.Linear(hidden, hidden), _RELU_GAIN)
@@ -243,8 +238,6 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    """An MLP on the mean over the assets, to one value."""
-
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.inner = init_linear(nn.Linear(hidden, hidden), _RELU_GAIN)
@@ -308,7 +301,6 @@ class ActorCritic(nn.Module):
         return ActorCriticOutput(logits, self.critic(mixed))
 
     def values(self, market: MarketTensors, portfolio: Tensor, present: Tensor) -> Tensor:
-        """The values of `forward` alone."""
         self._check(market, portfolio, present, None)
         if self.critic_body is not None and market.critic is not None:
             mixed = self.critic_body(market.critic, portfolio, present)

@@ -88,7 +88,7 @@ def send_now(config: AlertsConfig, message: Message) -> None:
     """Send a message to every channel, and wait until it was taken."""
     if not config.channels:
         raise UsageError("alerts.channels names none, so there is nobody to send it to. Add one.")
-    redact, channels = Redactor.from_environment(), [Channel(each) for each in config.channels]
+    redact, channels = Redactor.from_environment(), [Channel(own) for own in config.channels]
     said = {c.config.kind: deliver(partial(c.send, message), _sleep) for c in channels}
     if failures := [f"{kind}: {shorten(redact(why))}" for kind, why in said.items() if why]:
         raise EchelonError("not every channel took the message:\n" + "\n".join(failures))

@@ -130,7 +130,6 @@ class Redactor:
         return cls([*known, *ours])
 
     def __call__(self, text: str) -> str:
-        """The text without them."""
         for part in self._parts:
             text = text.replace(part, "***")
         return text

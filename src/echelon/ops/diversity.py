@@ -110,11 +110,9 @@ class UsageWindow:
         return np.clip(-np.log(self.shares())[chosen], 0.0, math.log(self.n_experts))
 
     def entropy(self) -> float:
-        """Entropy of the smoothed shares, in nats."""
         return entropy(self.shares())
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs; fit for JSON."""
         return {"n_experts": self.n_experts, "length": self.length, "chosen": self._chosen.tolist()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -212,11 +210,9 @@ class RunningStd:
         return spread if spread > 1e-12 + 1e-9 * abs(self.mean) else 1.0
 
     def scale(self, values: NDArray[np.floating[Any]]) -> Floats:
-        """Values over the standard deviation, float64, of the same shape."""
         return np.asarray(values, dtype=np.float64) / self.std
 
     def state(self) -> dict[str, float]:
-        """What `restore` needs; fit for JSON, every digit kept."""
         return {"count": self.count, "mean": self.mean, "squares": self._squares}
 
     def restore(self, state: Mapping[str, float]) -> None:

@@ -24,6 +24,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from echelon.files import package_yaml
 from echelon.types import Floats
 
 CVAR_LEVEL = 0.95
@@ -35,7 +36,6 @@ def equity(returns: Floats) -> Floats:
 
 
 def total_return(returns: Floats) -> float:
-    """Gain over the whole series, as a share of the initial value."""
     return float(equity(returns)[-1] - 1.0)
 
 
@@ -56,7 +56,6 @@ def volatility_period(returns: Floats) -> float:
 
 
 def volatility_annual(returns: Floats, periods_per_year: float) -> float:
-    """Volatility per period times √periods_per_year."""
     return volatility_period(returns) * math.sqrt(_rate(periods_per_year))
 
 
@@ -188,7 +187,6 @@ class RunningMeasures:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything: a new episode."""
         self.max_drawdown = 0.0
         """The deepest drawdown so far."""
         self._mean, self._squares = 0.0, 0.0
@@ -196,7 +194,6 @@ class RunningMeasures:
         self._returns: list[float] = []  # the worst first
 
     def update(self, ret: float) -> None:
-        """Take in the return of one period, after costs."""
         if not -1.0 <= ret < math.inf:
             raise ValueError(f"a return must be a number from -1 up, not {ret}: check the prices")
         insort(self._returns, ret)
@@ -292,66 +289,7 @@ def _decimal(value: float, digits: int) -> str:
 
 
 LABELS: Mapping[str, Label] = {
-    "total_return": Label("Total return", "percent", True, meaning="Gain over the whole period."),
-    "annual_return": Label("Annual return", "percent", True, meaning="Compound growth a year."),
-    "volatility_period": Label(
-        "Volatility (per period)",
-        "percent",
-        False,
-        meaning="Standard deviation of the returns.",
-        least=0.0,
-    ),
-    "volatility_annual": Label(
-        "Volatility (annual)",
-        "percent",
-        False,
-        meaning="Per period, times √periods a year.",
-        least=0.0,
-    ),
-    "sharpe_period": Label(
-        "Sharpe (per period)",
-        "ratio",
-        True,
-        4,
-        meaning="Mean / standard deviation, not annualised.",
-    ),
-    "sharpe_annual": Label(
-        "Sharpe (annual)", "ratio", True, meaning="Mean / standard deviation · √periods a year."
-    ),
-    "sortino_annual": Label(
-        "Sortino (annual)", "ratio", True, meaning="Mean / downside deviation · √periods a year."
-    ),
-    "calmar": Label("Calmar", "ratio", True, meaning="Annual return / maximum drawdown."),
-    "max_drawdown": Label(
-        "Maximum drawdown",
-        "percent",
-        False,
-        meaning="Deepest fall from a high of the equity.",
-        least=0.0,
-    ),
-    "cvar95": Label(
-        "CVaR 95 %", "percent", False, meaning="Mean loss of the worst 5 % of periods."
-    ),
-    "turnover_annual": Label(
-        "Turnover (a year, two-way)",
-        "multiple",
-        None,
-        meaning="Buys plus sells a year / value.",
-        least=0.0,
-    ),
-    "hit_rate": Label(
-        "Hit rate", "percent", True, meaning="Share of gains among non-zero periods."
-    ),
-    "exposure": Label("Exposure", "percent", None, meaning="Mean share of the value not in cash."),
-    "cost_total": Label("Costs paid", "number", False, meaning="All costs, in money."),
-    "cost_share": Label(
-        "Costs / initial value", "percent", False, meaning="All costs over the value at the start."
-    ),
-    "cost_commission": Label("Commission", "number", False, meaning="Commission paid, in money."),
-    "cost_stamp": Label("Stamp duty", "number", False, meaning="Stamp duty on sells, in money."),
-    "cost_slippage": Label(
-        "Slippage", "number", False, meaning="Money lost by prices worse than the quoted ones."
-    ),
+    name: Label(**facts) for name, facts in package_yaml("echelon.ops", "measures.yaml").items()
 }
 """Of everything that `measure` gives, in its order."""
 

@@ -54,8 +54,6 @@ def fitness(windows: NDArray[np.floating[Any]], penalty: float) -> Floats:
 
 
 class Evolution:
-    """The population's family tree, its skills, the change on trial, and the round."""
-
     def __init__(
         self,
         plan: PopulationPlan,
@@ -91,7 +89,6 @@ class Evolution:
 
     @classmethod
     def from_config(cls, config: Config, seed: int) -> Evolution:
-        """The configuration's."""
         settings.refuse_outside(config)
         plan = settings.plan_of(config)
         return cls(
@@ -264,7 +261,6 @@ class RouterEvolution:
 
     @classmethod
     def from_config(cls, config: Config, seed: int) -> RouterEvolution:
-        """The configuration's."""
         settings.refuse_outside(config)
         names, values = settings.router_space(config), settings.config_values(config, router=True)
         return cls(names, {name: values[name] for name in names}, seed)
@@ -293,7 +289,6 @@ class RouterEvolution:
         return done
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs; fit for JSON."""
         return {
             "round": self.round,
             "values": dict(self.values),

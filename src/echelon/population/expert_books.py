@@ -126,7 +126,6 @@ class ExpertBooks:
         return BookStep(self.value, cost / np.maximum(before, 1e-12))
 
     def peek(self, targets: Floats) -> BookStep:
-        """What `step` would bring; nothing changes."""
         books, held = self._books, self._held
         self._books = books.take(np.arange(books.n_books))
         try:
@@ -135,11 +134,9 @@ class ExpertBooks:
             self._books, self._held = books, held
 
     def state(self) -> State:
-        """What `restore` goes on from."""
         return copy_state(self._books.state())
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from what `state` gave, in a world that has the rows the books stand at."""
         taken = match_state("own books", self._books.state(), state)
         try:
             self._books.restore(taken)
@@ -193,8 +190,6 @@ def within_limits(target: Floats, current: Floats32, scale: Floats) -> Floats:
 
 
 class Verdicts(NamedTuple):
-    """What the guards said at a bar."""
-
     drawdown: DrawdownVerdict
     cvar: CvarVerdict
 
@@ -238,14 +233,12 @@ class ExpertStanding:
         return Verdicts(masked, scaled)
 
     def state(self) -> State:
-        """What `restore` goes on from."""
         parts = with_prefix("trail.", self._trail.state())
         parts |= with_prefix("drawdown.", self.drawdown.flat_state())
         parts |= with_prefix("cvar.", self.cvar.flat_state())
         return parts | copy_state(self._marks())
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from what `state` gave."""
         marks = match_state("standing of the experts", self._marks(), state)
         self._trail.restore(below_prefix("trail.", state))
         self.drawdown.restore_flat(below_prefix("drawdown.", state))

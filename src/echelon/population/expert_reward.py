@@ -97,8 +97,6 @@ class BonusMetrics(NamedTuple):
 
 
 class SkillBonus:
-    """The model behind the reward, its optimizer, and where they stand."""
-
     def __init__(
         self,
         n_skills: int,
@@ -163,7 +161,6 @@ class SkillBonus:
             return normalise_information(pointwise_information(scores, own), self.n_skills)
 
     def weights(self) -> dict[str, Tensor]:
-        """What `load` needs to give the same rewards, elsewhere."""
         return {name: value.clone() for name, value in self._net.state_dict().items()}
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
@@ -179,7 +176,6 @@ class SkillBonus:
         self._net.load_state_dict(dict(weights))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit."""
         optimizer, json_state = flatten_optimizer(self._optimizer)
         tensors = with_prefix("net.", self.weights()) | with_prefix("optimizer.", optimizer)
         tensors["chance"] = self._draws.get_state()
@@ -261,7 +257,6 @@ class _InfoNce(nn.Module):
         self.visitor = mlp(n_assets + 1, hidden, n_skills)
 
     def groups(self, lr: float) -> list[dict[str, Any]]:
-        """Parameters for the optimizer; those who stand at a book are learned ahead of the rest."""
         visitor = {"params": list(self.visitor.parameters()), "lr": _AHEAD * lr}
         return [{"params": list(self.critic.parameters()), "lr": lr}, visitor]
 
@@ -297,7 +292,6 @@ class _Diayn(nn.Module):
         self.discriminator = SkillDiscriminator(n_assets, n_skills, hidden)
 
     def groups(self, lr: float) -> list[dict[str, Any]]:
-        """Parameters for the optimizer."""
         return [{"params": list(self.discriminator.parameters()), "lr": lr}]
 
     @staticmethod
@@ -333,7 +327,6 @@ class ExpertReward:
 
     @property
     def multiplier(self) -> float:
-        """λ."""
         return float(self.pid.multiplier[0])
 
     def observe(self, reward: Floats32, bar_return: Floats) -> None:
@@ -380,7 +373,6 @@ class ExpertReward:
         self._costs.clear()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit, between phases."""
         facts: dict[str, Any] = {
             "scale": self.scale.state(),
             "return_scale": self.return_scale.state(),
@@ -393,7 +385,6 @@ class ExpertReward:
         return tensors, facts
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
         self.scale.restore(state["scale"])
         self.return_scale.restore(state["return_scale"])
         self._costs = [float(cost) for cost in state["costs"]]

@@ -135,14 +135,12 @@ class HierarchyLearner(Learner):
 
     @classmethod
     def from_setup(cls, setup: TrainingSetup) -> Self:
-        """On the run's encoder."""
         return cls(setup)
 
     @classmethod
     def load_policy(
         cls, config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str
     ) -> HierarchyPolicy:
-        """The hierarchy of what `weights` gave."""
         with torch.random.fork_rng(devices=[]):  # drawing weights would move the caller's generator
             base = build_encoder(config, n_features)
         base.load_state_dict(below_prefix("encoder.", weights))
@@ -205,7 +203,6 @@ class HierarchyLearner(Learner):
         return -(-self.config.trainer.round_steps // self.config.train.books)
 
     def _collect(self) -> float:
-        """A round of every member's books; the mean reward."""
         bars = self._round_bars
         done = self.members.advance(Member.collect, dict.fromkeys(self.members.numbers, bars))
         self.replay.refresh(tuple(RingMark(*done[m]["mark"]) for m in sorted(done)))
@@ -213,7 +210,6 @@ class HierarchyLearner(Learner):
         return float(np.mean([collected["reward"] for collected in done.values()]))
 
     def _learn(self) -> Metrics:
-        """The experts' phase."""
         steps = self.config.trainer.training_schedule.experts.steps
         updates = int(steps * self.config.expert.updates_per_step)
         weights, gate = self._whose_bars()
@@ -278,7 +274,6 @@ class HierarchyLearner(Learner):
         return self.bonus.weights()
 
     def _route(self) -> Metrics:
-        """The router's phase."""
         world, experts = self.parts.router, self._experts()
         if self._meta is None:
             spans = world.spans("train")
@@ -293,7 +288,6 @@ class HierarchyLearner(Learner):
         return metrics
 
     def _evolve(self) -> Metrics:
-        """The population's phase."""
         config = self.config
         self._postponed = False
         answers = self.members.ask(Member.sharpes)
@@ -374,13 +368,11 @@ class HierarchyLearner(Learner):
         ]
 
     def policy(self) -> HierarchyPolicy:
-        """Router and experts as they are now."""
         if self._policy is None:
             self._policy = HierarchyPolicy(self._experts(), self.router, self.config, self.seed)
         return self._policy
 
     def weights(self) -> dict[str, Tensor]:
-        """What `load_policy` makes the policy from again."""
         tensors = with_prefix("encoder.", self.base.state_dict())
         answers = self.members.ask(Member.acting, self._best)
         for k, m in enumerate(self._best):
@@ -402,7 +394,6 @@ class HierarchyLearner(Learner):
         self._unwritten = False
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit, replay included."""
         arrays, replay = self.replay.state()
         tensors = {f"replay.{k}": torch.from_numpy(np.asarray(v)) for k, v in arrays.items()}
         members = sorted(self.members.ask(Member.state).items())

@@ -350,7 +350,6 @@ class Member:
         self._draws = unpack_generator(facts["draws"])
 
     def close(self) -> None:
-        """Remove the files of tables of its own."""
         self.networks.close()
 
 

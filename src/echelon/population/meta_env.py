@@ -45,8 +45,6 @@ _RUINED = 1e-6  # growth below this is counted as this: the logarithm of nothing
 
 
 class MetaEnv(PlacesVecEnv):
-    """E books under one router; see the module's text."""
-
     def __init__(
         self,
         experts: Sequence[Policy],
@@ -91,7 +89,6 @@ class MetaEnv(PlacesVecEnv):
         self._begin()
 
     def reset(self) -> Floats32:
-        """Begin an episode everywhere."""
         self._reset_seeds()
         self._reset_options()
         self._begin()
@@ -102,7 +99,6 @@ class MetaEnv(PlacesVecEnv):
         self._actions = np.asarray(actions, dtype=np.int64)
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Let the chosen trade until the next decision."""
         chosen, places = self._actions, np.arange(self.num_envs)
         assert self.action_masks()[places, chosen].all(), "a masked expert was chosen"
         before = self._books.value[0].copy()
@@ -164,7 +160,6 @@ class MetaEnv(PlacesVecEnv):
         return self._observe(), paid, done, infos
 
     def _begin(self) -> None:
-        """New episodes in all environments."""
         rows, _ = self._starts.draw(self.num_envs)
         self._left = self._bars
         self._fresh(rows, np.ones(self.num_envs, dtype=np.bool_))

@@ -83,8 +83,6 @@ class Command(NamedTuple):
 
 
 class HierarchyPolicy:
-    """Experts under a router, with risk control."""
-
     kind: ActionKind = "weights"
 
     def __init__(
@@ -402,7 +400,6 @@ class _Run:
         )
 
     def state(self) -> State:
-        """What `restore` goes on from."""
         self.complete()
         parts = copy_state(self._numbers())
         if self._asked is not None:
@@ -415,7 +412,6 @@ class _Run:
         return parts
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from what `state` gave."""
         numbers = match_state("hierarchy", self._numbers(), state)
         for name, owner in (("books.", self._books), ("standing.", self._standing)):
             owner.restore(below_prefix(name, state))
@@ -523,7 +519,6 @@ class _Run:
         return np.where(frozen, np.nan, moved.weights)
 
     def _log(self, events: Sequence[RiskEvent]) -> None:
-        """Write events down, each with the number of its book's bar."""
         bars = self.row - self._start
         self._policy.log.extend(replace(e, time=int(bars[e.book])) for e in events)
 

@@ -137,7 +137,6 @@ class CommandRecord:
 
     @property
     def bars(self) -> int:
-        """Their number, S."""
         return len(self.times)
 
     @property
@@ -377,7 +376,6 @@ class PopulationHistory:
 
     @property
     def members(self) -> int:
-        """How many members the lineage has."""
         return 1 + max((life.member for life in self.lineage), default=-1)
 
     @property
@@ -388,7 +386,6 @@ class PopulationHistory:
         )
 
     def write(self, directory: Path) -> None:
-        """Put it into `directory`/population.json."""
         tree = plain_tree(self) | {"format": _FORMAT}
         path = directory / POPULATION
         try:
@@ -417,8 +414,6 @@ class PopulationHistory:
 
 
 class _File(TypedDict):
-    """population.json."""
-
     format: int
     experts: tuple[str, ...]
     skills: list[list[NullableFloat]]

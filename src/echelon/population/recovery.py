@@ -78,7 +78,6 @@ class Members:
         return self._answers(phase, list(arguments), changes=True)
 
     def carry_out(self, decisions: Sequence[Decision]) -> None:
-        """Carry evolution's decisions out, and record them."""
         for d in decisions:
             self._note(d.kind, self._name(d.member), *d.cause)
         while True:
@@ -93,7 +92,6 @@ class Members:
             self._recover(answers, everybody=True)
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from each member's state."""
         self._snapshots = dict(enumerate(states))
         answers = self._put_back(self.numbers)
         if _lost_members(answers):
@@ -189,10 +187,8 @@ class Members:
 
 
 def _failed_members(answers: Answers) -> list[int]:
-    """Members whose call came to nothing."""
     return [m for m, answer in answers.items() if isinstance(answer, Failure)]
 
 
 def _lost_members(answers: Answers) -> list[int]:
-    """Members whose process died."""
     return [m for m in _failed_members(answers) if answers[m].lost]

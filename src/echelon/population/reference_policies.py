@@ -75,7 +75,6 @@ class HedgeRouter:
         self.trust: Floats = np.zeros((0, 0))
 
     def follow(self, returns: Floats, fresh: Bools) -> None:
-        """Move trust to those who earned."""
         even = 1.0 / returns.shape[1]
         if self.trust.shape != returns.shape:
             self.trust = np.full(returns.shape, even)
@@ -86,18 +85,15 @@ class HedgeRouter:
         self.trust = np.where(fresh[:, None], even, spread)
 
     def choose(self, obs: Floats32, allowed: Bools) -> Ints:
-        """The most trusted who may."""
         cash = allowed.shape[1] - 1
         may = allowed[:, :cash]
         best = np.where(may, self.trust, -1.0).argmax(axis=1)
         return np.asarray(np.where(may.any(axis=1), best, cash), dtype=np.int64)
 
     def memory(self) -> State:
-        """Whom it trusts, and how much."""
         return copy_state({"trust": self.trust})
 
     def recall(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Trust them again; as many as there were."""
         trust = state.get("trust")
         if trust is None or trust.ndim != 2 or trust.dtype != np.float64:
             raise StoreError(
@@ -108,8 +104,6 @@ class HedgeRouter:
 
 @runtime_checkable
 class Accompanied(Protocol):
-    """A policy with reference policies."""
-
     def reference_policies(self) -> Mapping[str, Policy]:
         """Name → policy; a name is `HEDGE` or of `expert_key`, and part of file names."""
 
@@ -120,7 +114,6 @@ def reference_policies_of(policy: object) -> Mapping[str, Policy]:
 
 
 def expert_key(number: int) -> str:
-    """Name of the expert with this number among the reference policies."""
     return f"{_EXPERT}{number}"
 
 

@@ -102,7 +102,6 @@ class Router:
 
     @property
     def decisions(self) -> int:
-        """How many it has learned from."""
         return int(self.model.num_timesteps)
 
     def follow(self, returns: Floats, fresh: Bools) -> None:
@@ -119,7 +118,6 @@ class Router:
         return np.asarray(odds / odds.sum(axis=1, keepdims=True))
 
     def set_lr(self, lr: float) -> None:
-        """Set the learning rate from the next phase on."""
         self.model.learning_rate = lr
         self.model._setup_lr_schedule()
 
@@ -139,7 +137,6 @@ class Router:
             ) from error
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit, between two phases."""
         flat, optimizer = flatten_optimizer(self.model.policy.optimizer)
         tensors = with_prefix("policy.", self.weights())
         tensors |= with_prefix("optimizer.", {name: part.clone() for name, part in flat.items()})
@@ -152,7 +149,6 @@ class Router:
         }
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
         self.load(below_prefix("policy.", tensors))
         flat = below_prefix("optimizer.", tensors)
         restore_optimizer(self.model.policy.optimizer, flat, state["optimizer"])

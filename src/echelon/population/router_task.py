@@ -69,7 +69,6 @@ class ExpertView(NamedTuple):
     scale: Floats32
 
     def at(self, rows: NDArray[np.int64]) -> ExpertView:
-        """That of some rows."""
         return ExpertView._make(part[rows] for part in self)
 
 
@@ -159,12 +158,10 @@ class Trail:
             self._known[fresh] = 0
 
     def state(self) -> State:
-        """What `restore` goes on from."""
         parts = {"log": self._log, "squares": self._squares, "known": self._known}
         return copy_state(parts | {"end": self._end})
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from what `state` gave."""
         taken = match_state("trail of own books", self.state(), state)
         self._log, self._squares, self._known = (taken[n] for n in ("log", "squares", "known"))
         self._end = int(taken["end"])
@@ -198,7 +195,6 @@ class MarketSums(NamedTuple):
 
     @staticmethod
     def start(n_assets: int, horizons: Sequence[int]) -> MarketSums:
-        """Before the first row."""
         longest = max(horizons)
         bars, squares, known = np.zeros((3, longest, n_assets))
         level, priced = np.zeros(n_assets), np.zeros(n_assets, dtype=np.bool_)
@@ -271,7 +267,6 @@ class MarketView:
         return copy_state({"stop": stop, **sums._asdict()})
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from what `state` gave."""
         taken = match_state("view of the market", self.state(self._stop), state)
         self._begin = self._stop = int(taken.pop("stop"))
         self._table = self._table[:0]
@@ -406,11 +401,9 @@ class RouterReward:
             self.weight = next_kl_weight(self.weight, spread, count, **self._limits)
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs; fit for JSON."""
         return {"weight": self.weight, "scale": self.scale.state(), "usage": self.usage.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`, bit by bit."""
         self.weight = float(state["weight"])
         self.scale.restore(state["scale"])
         self.usage.restore(state["usage"])

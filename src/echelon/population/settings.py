@@ -75,7 +75,6 @@ def refuse_outside(config: Config) -> None:
 
 
 def config_values(config: Config, *, router: bool = False) -> dict[str, float]:
-    """The configuration's values of what may evolve, of the experts or of the router."""
     return {
         name: tuned.value(config)
         for name, tuned in _TUNED.items()

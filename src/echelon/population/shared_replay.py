@@ -66,8 +66,6 @@ class SharedBatch(NamedTuple):
 
 
 class SharedReplay:
-    """K rings in the same columns."""
-
     def __init__(
         self, capacity: int, n_experts: int, n_assets: int, directory: Path | None = None
     ) -> None:
@@ -166,7 +164,6 @@ class SharedReplay:
         return arrays, {"n_experts": self.n_experts, "rings": [facts for _, facts in states]}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave; it is checked before anything here changes."""
         if state["n_experts"] != self.n_experts:
             raise StoreError(
                 f"the saved replay has rings of {state['n_experts']} experts, this one of "

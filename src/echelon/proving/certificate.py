@@ -37,7 +37,6 @@ class Bar(NamedTuple):
     value: float
 
     def passes(self, value: float | None) -> bool:
-        """Whether `value` is on the right side; an unknown one is not."""
         if value is None or not math.isfinite(value):
             return False
         return bool(_SIDES[self.side](value, self.value))
@@ -65,7 +64,6 @@ class Check:
 
     @property
     def passed(self) -> bool | None:
-        """Whether every bar is passed; None without one."""
         if not self.bars:
             return None
         return all(bar.passes(getattr(self, bar.of)) for bar in self.bars)
@@ -90,7 +88,6 @@ class MarketResult:
 
     @property
     def passed(self) -> bool:
-        """Whether no check fails."""
         return all(check.passed is not False for check in self.checks)
 
 
@@ -108,11 +105,9 @@ class Certificate:
 
     @property
     def passed(self) -> bool:
-        """Whether every market passes."""
         return all(market.passed for market in self.markets)
 
     def tree(self) -> dict[str, Any]:
-        """As JSON has it; what is not a number is null."""
         markets = []
         for market in self.markets:
             checks = [
@@ -124,12 +119,10 @@ class Certificate:
         return dict(round_tree(whole | {"about": dict(self.about), "markets": markets}))
 
     def write(self, directory: Path) -> None:
-        """Write certificate.json."""
         write_json(directory / CERTIFICATE, self.tree())
 
     @staticmethod
     def read(path: Path) -> Certificate:
-        """Read a certificate.json again."""
         again = "Run `echelon prove` again."
         number = read_json(path, dict[str, Any], again).get("format")
         if number != _FORMAT:
@@ -140,7 +133,6 @@ class Certificate:
 
 
 def seed_check(name: str, unit: Unit, values: Sequence[float], *bars: Bar) -> Check:
-    """The mean of `values`, one per seed, draw or pair, and its interval."""
     interval = seed_interval(values)
     low, high = (None if math.isnan(end) else end for end in (interval.low, interval.high))
     return Check(name, unit, interval.estimate, interval.n, low, high, interval.method, bars)

@@ -82,7 +82,6 @@ class Drawn(NamedTuple):
     rules: ExecutionRules
 
     def task(self, reward: Reward) -> ExecutionTask:
-        """To learn from."""
         return ExecutionTask(self.days, self.public, self.orders, self.rules, reward)
 
 
@@ -157,7 +156,6 @@ class DriftMarket:
     reward: ClassVar[Reward] = _PRICE_ADVANTAGE
 
     def draw(self, n_days: int, seed: int, name: str) -> Drawn:
-        """One order a day, the whole day, buying or selling."""
         rng = stream(seed, "drift market", name)
         way = rng.choice([-1.0, 1.0], n_days)
         before = np.where(rng.random(n_days) < self.persistence, way, -way)
@@ -227,7 +225,6 @@ class ForetoldMarket:
     reward: ClassVar[Reward] = _PRICE_ADVANTAGE
 
     def draw(self, n_days: int, seed: int, name: str) -> Drawn:
-        """One order a day, the whole day, buying or selling; a tick a step."""
         rng = stream(seed, "foretold market", name)
         moves = rng.normal(0.0, self.noise, (n_days, self.n_ticks))
         moves[:, 0] = 0.0
@@ -306,19 +303,16 @@ class Trial:
     should_stop: ShouldStop = lambda: False
 
     def train(self, learner: ExecutionLearner, steps: int) -> None:
-        """For so many steps; raises `Stopped` where that is asked for before the last."""
         while learner.steps < steps:
             learner.train_once()
             if self.should_stop():
                 raise Stopped("in the middle of a training")
 
     def train_task(self, market: DriftMarket | ForetoldMarket) -> ExecutionTask:
-        """Days to learn from, which no test has."""
         drawn = market.draw(self.sizes.train_days, self.seed, f"{self.draw} train")
         return drawn.task(market.reward)
 
     def test_days(self, market: DriftMarket | ForetoldMarket) -> Drawn:
-        """Days to be judged on."""
         return market.draw(self.sizes.test_days, self.seed, self.draw)
 
     def learned_gains(self, market: DriftMarket, steps: int, test: Drawn) -> Floats:
@@ -329,7 +323,6 @@ class Trial:
 
 
 def _learning(steps: int, **changes: Any) -> ExecutionLearnerConfig:  # noqa: ANN401 (its fields)
-    """PPO's, for a training of so many steps."""
     chosen = {"lr": 1e-3, "orders": 512, "epochs": 8} | changes
     return ExecutionLearnerConfig(total_steps=steps, **chosen)
 
@@ -387,7 +380,6 @@ def _schedule(
 
 
 def _drift(trial: Trial) -> SeedFinding:
-    """Returns of today and yesterday are used."""
     market = DriftMarket()
     test = trial.test_days(market)
     gained = trial.learned_gains(market, trial.sizes.drift_steps, test)
@@ -397,7 +389,6 @@ def _drift(trial: Trial) -> SeedFinding:
 
 
 def _null(trial: Trial) -> SeedFinding:
-    """Nothing is found where nothing is."""
     test = trial.test_days(MARTINGALE)
     gained = trial.learned_gains(MARTINGALE, trial.sizes.null_steps, test)
     return SeedFinding(
@@ -433,12 +424,10 @@ def _distillation(market: DriftMarket | ForetoldMarket) -> Callable[[Trial], See
 
 
 def all_within(seeds: Sequence[SeedFinding]) -> bool:
-    """Every seed's cost is near the optimum."""
     return max(seed.value for seed in seeds) <= WITHIN
 
 
 def above_zero(seeds: Sequence[SeedFinding]) -> bool:
-    """The interval over seeds is."""
     return seed_interval([seed.value for seed in seeds]).low > 0.0
 
 
@@ -521,14 +510,11 @@ class Proved(NamedTuple):
 
 
 class ExecutionCertificate(NamedTuple):
-    """All of them, and what they were made with."""
-
     proofs: tuple[Proved, ...]
     about: Mapping[str, Any]
 
     @property
     def passed(self) -> bool:
-        """Whether no claim failed."""
         return all(proved.holds is not False for proved in self.proofs)
 
 

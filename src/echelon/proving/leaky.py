@@ -54,7 +54,6 @@ class LeakyCheckPart(Part):
     config: Config
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
-        """Check the features with the file among them, as the command does."""
         config = leaky_config(self.config, directory, peeks=True)
         dataset = ensure_dataset(config)
         checked = check_leakage(config, Store(config.data.store), dataset)
@@ -78,7 +77,6 @@ class LeakyAgentPart(TrainingPart):
 
     @property
     def who(self) -> str:
-        """In the key: what it does."""
         return "peeking" if self.peeks else "honest"
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:

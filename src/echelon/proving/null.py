@@ -248,16 +248,13 @@ class NullAgentPart(Part):
 
     @property
     def seeds(self) -> list[int]:
-        """As many as the configuration trains."""
         return [self.config.seed + k for k in range(self.config.train.seeds)]
 
     @property
     def steps(self) -> int:
-        """Of all the seeds' trainings."""
         return self.config.train.total_env_steps * len(self.seeds)
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
-        """Import, prepare, train, evaluate; read the claim from what was written."""
         draw = self.market.draw(self.draw, "null agents", BARS_BEFORE)
         bars = write_bars(directory / "bars.parquet", draw, self.draw)
         windows = self.market.rows(BARS_BEFORE)
@@ -285,7 +282,6 @@ class NullCheapPart(Part):
     draws: tuple[int, ...]
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
-        """Judge each draw's policy on its test window."""
         config = _few_features(self.config)
         verdicts: list[DrawVerdict] = []
         for kind in CHEAP:
@@ -317,7 +313,6 @@ class PowerPart(Part):
     n_bars: int
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
-        """Judge the mean of the seeds on every draw."""
         kept = [
             read_arrays(
                 place / RETURNS,

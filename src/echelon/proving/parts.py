@@ -94,7 +94,6 @@ def identity_of(part: Part) -> str:
 
 
 def lock_proof(directory: Path) -> AbstractContextManager[None]:
-    """Keep other proofs out of the directory."""
     return exclusive_lock(directory / ".prove.lock", f"the proof in {directory}")
 
 
@@ -163,7 +162,6 @@ def proof_facts(config: Config, command: str, parts: Collection[Done]) -> dict[s
 
 
 def time_spent(parts: Sequence[Done]) -> dict[str, float]:
-    """Seconds of all the parts, for a `MarketResult`."""
     return {name: sum(getattr(part, name) for part in parts) for name in ("seconds", "cpu_seconds")}
 
 

@@ -163,7 +163,6 @@ class ReversionMarket:
         return 0.5 * (self.noise**2 + (self._pull * self.deviation) ** 2)
 
     def draw(self, seed: int, name: str) -> Draw:
-        """One history of the market; `name` tells train, validation and test draws apart."""
         rng = stream(seed, "planted", self.signal, name)
         shape = (self.n_bars, self.n_assets)
         night, day = self.overnight, 1.0 - self.overnight
@@ -184,16 +183,13 @@ class ReversionMarket:
         return _draw_from_returns(hidden, gap, session)
 
     def expected_drift(self, close: Floats) -> Floats:
-        """[T,N] expected drift of the next bar, given the closes[T,N] up to each row."""
         return -self._pull * self.filter_state(close).state
 
     def wants(self, close: Floats) -> Bools:
-        """[T,N]: the price is expected to rise, by enough."""
         state, known = self.filter_state(close)
         return np.asarray(-state > self.hurdle * known[:, None])
 
     def filter_state(self, close: Floats) -> FilterState:
-        """The hidden state as the closes[T,N] tell it."""
         return _kalman(
             np.diff(np.log(close), axis=0) + self._fair,
             load=-self._pull,
@@ -230,11 +226,9 @@ class CrossSectionMarket:
 
     @property
     def _fair(self) -> float:
-        """What is taken off every log return."""
         return 0.5 * (self.noise**2 + self.drift**2 * (1.0 - 1.0 / self.n_assets))
 
     def draw(self, seed: int, name: str) -> Draw:
-        """One history of the market; `name` tells train, validation and test draws apart."""
         rng = stream(seed, "planted", self.signal, name)
         shape = (self.n_bars, self.n_assets)
         first = rng.standard_normal(self.n_assets)
@@ -262,7 +256,6 @@ class CrossSectionMarket:
         return np.asarray(state > self.hurdle * known[:, None])
 
     def filter_state(self, close: Floats) -> FilterState:
-        """The hidden state as the closes[T,N] tell it."""
         returns = np.diff(np.log(close), axis=0)
         relative = 1.0 - 1.0 / self.n_assets
         return _kalman(
@@ -303,7 +296,6 @@ class BayesFilter:
         self._wants = filter_each_draw(world, self._market.n_bars, self._market.wants)
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[Any]:
-        """Follow the filter."""
         wants = self._wants[row]
         if self.kind == "weights":
             return np.asarray(wants / held.weights.shape[1])
@@ -337,11 +329,9 @@ class Rule:
         self.kind: ActionKind = kind
 
     def start(self, world: World, span: range) -> None:
-        """Take the total-return index."""
         self._growth = world.growth
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[Any]:
-        """Compare with the index so many bars ago."""
         rise = self._growth[row] / self._growth[np.maximum(row - self._bars, 0)] - 1.0
         if self._relative:
             rise = rise - np.median(rise, axis=1, keepdims=True)
@@ -438,7 +428,6 @@ class PlantedPart(TrainingPart):
     own: tuple[int, int] = EXPERT_DRAWS
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
-        """Train one agent and let it and the references trade the test draws."""
         config = self.config
         own = own_draws(self.market, config, self.seed, self.own)
         worlds = own.with_unseen(self.market, self.n_draws, config)
@@ -575,7 +564,6 @@ class CostlyPart(TrainingPart):
     own: tuple[int, int] = EXPERT_DRAWS
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
-        """Train one agent at the fee; let it and the filters trade the test draws at it."""
         config = at_fee(self.config, self.fee_bps)
         own = own_draws(self.market, config, self.seed, self.own, self.valid_bars)
         worlds = own.with_unseen(self.market, self.n_draws, config)
@@ -615,7 +603,6 @@ class ThresholdFilter:
         self.kind: ActionKind = kind
 
     def start(self, world: World, span: range) -> None:
-        """Run the filter over the closes of each draw; row t of it knows those up to t."""
         self._up = filter_each_draw(world, self._market.n_bars, self._market.probability_up)
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[Any]:

@@ -176,7 +176,6 @@ FULL = Sizes()
 
 
 def sizes_for(config: Config, *, quick: bool) -> Sizes:
-    """Of a proof of the configuration's agent."""
     if not quick:
         return FULL
     # Looked up now, not when imported: tests give these names sizes of seconds.

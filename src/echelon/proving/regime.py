@@ -185,11 +185,9 @@ class TiltedWeights:
         self._tilt = tilt
 
     def start(self, world: World, span: range) -> None:
-        """Weights of every row, each from the x of that row."""
         self._weights = self.weights(world.x[..., 0])
 
     def decide(self, row: Rows, held: Holdings) -> Floats:
-        """Look them up."""
         return self._weights[row]
 
     def weights(self, x: NDArray[np.floating]) -> Floats:
@@ -299,7 +297,6 @@ class ReferencesPart(Part):
     key: str = "regime-references"
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
-        """Let the references trade."""
         draws = self.market.pairs(self.n_pairs, self.name)
         returns = run_references(self.market, draws, at_fee(self.config, FEE_BPS))
         return {"sharpes": {name: by_pair(traded) for name, traded in returns.items()}}
@@ -362,7 +359,6 @@ class FlatPart(TrainingPart):
 
     @property
     def sight(self) -> str:
-        """In the key: what it sees."""
         return "shown" if self.shown else "flat"
 
     @abstractmethod
@@ -370,7 +366,6 @@ class FlatPart(TrainingPart):
         """Its draws."""
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
-        """Train on draws of its own, choose on others, trade the test pairs."""
         setting = self.setting()
         worlds = setting.worlds(shown=self.shown)
         trained = self.train(setting.config, worlds, directory, report, should_stop)
@@ -421,7 +416,6 @@ class RegimeFlatPart(FlatPart):
     shown: bool
 
     def setting(self) -> RegimeSetting:
-        """As the hierarchy has them."""
         return RegimeSetting.from_counts(self.config, self.market, self.draws, self.seed)
 
 
@@ -437,7 +431,6 @@ class RegimeHierarchyPart(TrainingPart):
     seed: int
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
-        """Train experts and router, and let them trade the test pairs."""
         setting = RegimeSetting.from_counts(self.config, self.market, self.draws, self.seed)
         config, worlds = setting.config, setting.worlds()
         trained = self.train(config, worlds, directory, report, should_stop)
@@ -531,7 +524,6 @@ def assess_regime(parts: Sequence[Done]) -> MarketResult:
 
 
 def flat_config(config: Config, algo: FlatAlgo) -> Config:
-    """The flat agent next to a hierarchy's configuration."""
     if algo == "sac":
         return override_config(config, flat_sac(config))
     steps = f"train.total_env_steps={config.train.total_env_steps}"
@@ -595,11 +587,9 @@ class _Oracle:
         }
 
     def start(self, world: World, span: range) -> None:
-        """Make the experts ready."""
         for expert in self._experts:
             expert.start(world, span)
 
     def decide(self, row: Rows, held: Holdings) -> Floats:
-        """What the better expert of the regime says."""
         low, high = (self._experts[self._best[s]].decide(row, held) for s in (-1.0, 1.0))
         return np.where(self._regime[row, None] > 0, high, low)

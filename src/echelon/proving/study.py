@@ -83,8 +83,6 @@ MARKET, DRAWS = RegimeMarket(), StudyPairs()
 
 
 class StudyVariant(NamedTuple):
-    """What is switched on."""
-
     name: str
     title: str
     bonuses: bool = False
@@ -209,12 +207,10 @@ class StudyRow:
     values: Mapping[str, tuple[float | None, ...]]
 
     def known_values(self, measure: str) -> list[float]:
-        """Of the seeds that have one."""
         return [v for v in self.values.get(measure, ()) if v is not None]
 
     @property
     def held(self) -> int:
-        """How many seeds kept the MAPD that experts are to keep."""
         return sum(value >= HELD for value in self.known_values("mapd lowest"))
 
 
@@ -232,7 +228,6 @@ class StudyDifference:
 
     @property
     def shown(self) -> str:
-        """The estimate and its interval, where it has one."""
         if self.low is None or self.high is None:
             return f"{self.estimate:+.2f}"
         return f"{self.estimate:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
@@ -254,7 +249,6 @@ class StudyResult:
 def assess_study(
     done: Mapping[str, Done], seeds: Sequence[int], config: Config, made: Mapping[str, Any]
 ) -> StudyResult:
-    """All parts put together."""
     pairs: Mapping[str, list[float]] = done["references"].finding["sharpes"]
     references = {name: float(np.mean(sharpes)) for name, sharpes in pairs.items()}
     rows = []
@@ -289,7 +283,6 @@ def assess_study(
 
 
 def _measures(finding: Finding, filtered: float) -> dict[str, float | None]:
-    """Measure → value of one seed."""
     sharpes = finding["sharpes"]
     if isinstance(sharpes, list):
         ours = float(np.mean(sharpes))
@@ -383,7 +376,6 @@ def run_study(
 
 
 def study_markdown(study: StudyResult) -> str:
-    """All of it."""
     steps = {step for row in study.rows for step in row.steps}
     shown = f"{min(steps):,}" if len(steps) == 1 else f"{min(steps):,} to {max(steps):,}"
     about = study.about
@@ -422,7 +414,6 @@ def study_markdown(study: StudyResult) -> str:
 
 
 def study_cell(row: StudyRow, measure: str) -> str:
-    """The mean over seeds; of some with the interval."""
     known = row.known_values("mapd lowest" if measure == "held" else measure)
     if not known:
         return "–"

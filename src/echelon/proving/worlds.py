@@ -172,8 +172,6 @@ def join_worlds(worlds: Sequence[World]) -> tuple[World, Rows]:
 
 
 class Trained(NamedTuple):
-    """An agent at its best checkpoint, and how its training ended."""
-
     policy: Policy
     outcome: Outcome
 
@@ -186,7 +184,6 @@ class TradedDraws(NamedTuple):
 
     @property
     def sharpes(self) -> Floats:
-        """[D] annual Sharpe ratios."""
         return np.array([sharpe_annual(series, YEAR) for series in self.returns.T])
 
     @property
@@ -216,7 +213,6 @@ def with_steps(config: Config, steps: int, validations: int | None = None) -> Co
 
 
 def at_fee(config: Config, fee_bps: float) -> Config:
-    """The configuration with a fee per side and no other cost."""
     free = {"commission_bps": None, "min_commission": 0.0, "stamp_duty": "none", "slippage": "none"}
     market = config.market.model_copy(update=free)
     return config.model_copy(update={"fee_rate": fee_bps / 1e4, "market": market})
@@ -266,7 +262,6 @@ class TrainingPart(Part):
 
     @property
     def steps(self) -> int:
-        """Of its training."""
         return self.config.train.total_env_steps
 
     def train(
@@ -349,7 +344,6 @@ class EqualWeight:
         self._every = config.eval.rebalance_bars
 
     def start(self, world: World, span: range) -> None:
-        """Count from here."""
         self._steps = 0
 
     def decide(self, row: Rows, held: Holdings) -> Floats:

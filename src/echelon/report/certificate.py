@@ -33,7 +33,6 @@ HEADS = ("market", "check", "result", "interval_95", "bar", "verdict")
 
 
 def write_certificate(certificate: Certificate, directory: Path, lang: str = "en") -> Path:
-    """Write the page, and again those in other languages that are there; returns its path."""
     Words(lang)  # refuses a language that there is not
     written = languages_with(directory, STEM, lang)
     for name in written:
@@ -100,7 +99,6 @@ def time_text(about: Mapping[str, Any], words: Words) -> str:
 
 
 def policy_name(name: str, words: Words) -> str:
-    """What a policy of the proof is called."""
     if name.startswith(("momentum ", "reversal ", "relative ")):
         kind, bars = name.rsplit(" ", 1)
         return words("proof_rule", kind=words(f"policy_{kind}"), bars=bars)
@@ -218,7 +216,6 @@ def _planted_lines(market: MarketResult, words: Words) -> _Pictures:
 
 
 def _sharpes(market: MarketResult, words: Words) -> _Pictures:
-    """Of the regime and the leaky market: a line a policy, with a mark at the bar."""
     strong = ("agent", "hierarchy", "peeking")
     lines = [
         PolicyRow(policy_name(name, words), tuple(values), strong=name.endswith(strong))

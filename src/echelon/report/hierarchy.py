@@ -264,12 +264,10 @@ def attribution_of(split: SplitData, agent: Record, config: Config) -> Attributi
 def attributions(
     split: SplitData, agents: Mapping[str, Record], config: Config
 ) -> dict[str, Attribution | None]:
-    """Key of an agent → where its result came from."""
     return {key: attribution_of(split, agent, config) for key, agent in agents.items()}
 
 
 def choice_name(name: str, k: int, experts: int, words: Words) -> str:
-    """What expert k of `experts`, or cash, is called."""
     return words("free_cash") if k == experts else words.who(name)
 
 
@@ -381,7 +379,6 @@ def risk_table(events: Sequence[RiskEvent], times: Times, words: Words) -> Table
 
 
 def population_table(history: PopulationHistory, words: Words) -> Table:
-    """What happened to the population, newest first."""
     head = [words(k) for k in ("round", "what", "who", "done")]
     rows: list[list[Content]] = []
     for event in history.events[::-1][:MOST_EVENTS]:

@@ -34,7 +34,6 @@ class Block:
     """Something that prints itself."""
 
     def __html__(self) -> str:
-        """HTML of the block, which templates print as it is."""
         return str(getattr(_macros(), type(self).__name__.lower())(self))
 
 

@@ -15,7 +15,6 @@ _WINDOWS = {"train": "gain", "valid": "loss", "test": "equal_weight"}
 
 
 def draw_prepared(prepared: Prepared, path: Path) -> None:
-    """Draw `prepared` as a PNG at `path`."""
     sizes = "{T} bars × {N} assets × {F} features, window {W}".format(**prepared.manifest)
     title = prepared.manifest["dataset"]["name"]
     plots = (_growth_plot(prepared), _presence_plot(prepared), _features_plot(prepared))

@@ -15,17 +15,14 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Literal, get_args
 
-import yaml
-
 from echelon.errors import UsageError
+from echelon.files import package_yaml
 from echelon.monitoring.alerts import Alert
 from echelon.ops.measures import LABELS
 
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # without libyaml: the same, slower
 Lang = Literal["en", "zh"]
 DASH = "–"
 """Stands for a number that there is not."""
@@ -45,15 +42,11 @@ _EXPERT = re.compile(r"expert (\d+)")
 
 @cache
 def catalogue(lang: str) -> Mapping[str, str]:
-    """Key → text of a language."""
-    file = files("echelon.report").joinpath("catalogue", f"{lang}.yaml")
-    tree: dict[str, str] = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 (a SafeLoader)
+    tree: dict[str, str] = package_yaml("echelon.report", f"catalogue/{lang}.yaml")
     return tree
 
 
 class Words:
-    """The texts of one language."""
-
     def __init__(self, lang: str) -> None:
         if lang not in get_args(Lang):
             raise UsageError(f"no report in language {lang!r}: choose en or zh.")
@@ -67,11 +60,9 @@ class Words:
         return other
 
     def __call__(self, key: str, **fields: object) -> str:
-        """The text of `key`, its fields filled in."""
         return self._texts[key].format(**fields)
 
     def __contains__(self, key: str) -> bool:
-        """Whether there is a text of that key."""
         return key in self._texts
 
     def count(self, key: str, n: int) -> str:
@@ -159,6 +150,5 @@ def languages_with(directory: Path, stem: str, lang: str) -> list[str]:
 
 
 def language_of(file: str) -> str:
-    """Language of a file by its name."""
     middle = file.split(".")[-2] if file.count(".") > 1 else "en"
     return middle if middle in get_args(Lang) else "en"

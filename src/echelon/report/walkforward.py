@@ -93,7 +93,6 @@ class WalkData:
 
     @property
     def seeds(self) -> int:
-        """Most seeds that a fold has."""
         return int(self.table["seeds"].max() or 0)  # type: ignore[arg-type]
 
     def values(self, fold: str, who: str) -> Mapping[str, float] | None:
@@ -106,7 +105,6 @@ class WalkData:
         return {name: math.nan if row[name] is None else float(row[name]) for name in names}
 
     def problem(self, fold: str) -> str:
-        """What went wrong with a fold; empty if nothing did."""
         rows = self.table.filter(pl.col("fold") == fold)["problem"]
         return str(rows[0]) if len(rows) else ""
 
@@ -172,7 +170,6 @@ def _split(
 
 
 def is_walk_forward(directory: Path) -> bool:
-    """Whether a directory holds a walk-forward."""
     return (directory / f"{WalkForward.stem}.json").is_file()
 
 
@@ -316,7 +313,6 @@ def windows_chart(folds: Sequence[Fold], words: Words) -> Chart:
 
 
 def draw_splits(name: str, folds: Sequence[Fold], config: WalkForwardConfig, path: Path) -> None:
-    """Draw the windows of the folds as a PNG at `path`."""
     high = 0.34 if len(folds) <= MOST_LABELS else 0.34 * MOST_LABELS / len(folds)
     title = f"{name} · {len(folds)} fold{'s' if len(folds) > 1 else ''}"
     train = "all before" if config.scheme == "expanding" else config.train

@@ -94,7 +94,6 @@ class RiskLog:
         return iter(self._events)
 
     def subscribe(self, callback: AlertCallback) -> None:
-        """Call `callback` with every event from now on."""
         self._callbacks.append(callback)
 
     def append(self, event: RiskEvent) -> None:
@@ -113,18 +112,15 @@ class RiskLog:
                 self._events.append(failed)
 
     def extend(self, events: Iterable[RiskEvent]) -> None:
-        """Record several."""
         for event in events:
             self.append(event)
 
 
 def to_lines(events: Iterable[RiskEvent]) -> str:
-    """Events as JSON lines."""
     return "".join(json_line(_row(event)) + "\n" for event in events)
 
 
 def from_lines(data: bytes, path: Path) -> tuple[RiskEvent, ...]:
-    """Events of JSON lines; `path` names them in an error."""
     lines = data.removesuffix(b"\n").split(b"\n") if data else []
     return tuple(_event(line, path, k) for k, line in enumerate(lines, 1))
 

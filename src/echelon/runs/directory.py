@@ -63,8 +63,6 @@ class RunFacts(TypedDict, total=False):
 
 
 class RunDirectory:
-    """One run's directory."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -115,12 +113,10 @@ class RunDirectory:
         return None
 
     def evaluated_splits(self) -> list[str]:
-        """Splits the run was evaluated on, in the order of time."""
         splits = ("train", "valid", "test")
         return [s for s in splits if (self.path / "evaluations" / s / "summary.json").is_file()]
 
     def facts(self) -> dict[str, Any]:
-        """What run.json says."""
         path = self.path / "run.json"
         tree = read_json(path, dict[str, Any], _REMEDY)
         check_tree(tree, RunFacts, path, _REMEDY)

@@ -91,8 +91,6 @@ class TestRead:
 
 
 class TrialRegistry:
-    """Trials and reads of all the runs in one place."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -134,7 +132,6 @@ class TrialRegistry:
         return TestRead(self, numbered)
 
     def end_read(self, read: TestRead, times: Times, returns: Floats, sharpe: float) -> None:
-        """Write down what was seen."""
         self._add("reads", read.entry, times, returns, sharpe)
 
     def trials(self, window: Window) -> list[Entry]:

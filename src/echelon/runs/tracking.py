@@ -105,7 +105,6 @@ class TensorBoardSink:
         self._open = True
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the step's metrics through to the file."""
         if not self._open:
             return
         values = [self._summary.Value(tag=n, simple_value=float(v)) for n, v in metrics.items()]
@@ -166,7 +165,6 @@ class WandbSink:
         self._open = True
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send the step's metrics."""
         if self._open:
             try:
                 self._run.log({"step": step, **metrics})
@@ -212,7 +210,6 @@ class MlflowSink:
         self._open = True
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send the step's metrics, in one request."""
         if not self._open:
             return
         now = int(time.time() * 1000)
@@ -225,7 +222,6 @@ class MlflowSink:
             _warn("MLflow", error)
 
     def finish(self, status: Status) -> None:
-        """End the run."""
         words = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
         try:
             self._client.set_terminated(self._id, status=words[status])

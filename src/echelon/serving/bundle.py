@@ -84,8 +84,6 @@ Runtime = Literal["onnxruntime", "torch"]
 
 
 class FileFacts(TypedDict):
-    """Size and SHA-256 of a file."""
-
     bytes: int
     sha256: str
 

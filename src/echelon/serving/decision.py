@@ -104,7 +104,6 @@ class Decision:
     in_charge: InCharge | None
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; numbers survive exactly."""
         target: dict[str, Any]
         if self.kind == "discrete":
             codes = zip(self.symbols, self.action.tolist(), strict=True)

@@ -139,8 +139,6 @@ def read_history(bundle: Bundle, store: Path, until: date | None) -> History:
 
 
 class DecisionEngine:
-    """Decides bar by bar by a bundle; see the module's text."""
-
     def __init__(self, bundle: Bundle, line: _Line, row: int, state: Path | None = None) -> None:
         """Use `from_store` or `restore`. row: of the first decision; state: file to keep up."""
         self.bundle = bundle
@@ -183,12 +181,10 @@ class DecisionEngine:
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """[N]."""
         return self._world.symbols
 
     @property
     def world(self) -> World:
-        """The rows that are kept, and their rules."""
         return self._world
 
     @property
@@ -203,7 +199,6 @@ class DecisionEngine:
 
     @property
     def time(self) -> np.datetime64:
-        """Of the last bar."""
         return self._panel.time
 
     def read_bars(

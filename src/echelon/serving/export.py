@@ -250,7 +250,6 @@ def _write_weights(path: Path, weights: Mapping[str, Any]) -> None:
 
 
 def _describe(spec: PolicySpec, config: Config) -> str:
-    """What the policy is, in a few words."""
     if spec["kind"] == "rule":
         return f"rule {spec['name']}"
     if spec["kind"] == "ensemble":
@@ -375,7 +374,6 @@ def _origin(source: _Source) -> dict[str, Any]:
 
 
 def _evaluations(trained: TrainedRun, seeds: Sequence[int]) -> dict[str, Any]:
-    """Measures of the seeds on the windows that they were evaluated on."""
     saved: dict[str, Any] = {}
     for split in RunDirectory(trained.path).evaluated_splits():
         try:

@@ -79,7 +79,6 @@ class ExpertActorGraph(nn.Module):
         self.actor = actor
 
     def forward(self, z: Tensor, weights: Tensor, cash: Tensor, present: Tensor) -> Tensor:
-        """Shapes as in `GRAPH_INPUTS`."""
         mean, _ = self.actor(ExpertObs(z, weights, cash, present, present))
         return torch.tanh(mean)
 
@@ -94,7 +93,6 @@ class RouterGraph(nn.Module):
         self.last = policy.action_net
 
     def forward(self, obs: Tensor, allowed: Tensor) -> Tensor:
-        """Shapes as in `GRAPH_INPUTS`."""
         logits: Tensor = self.last(self.layers(self.features(obs)))
         return torch.where(allowed, logits, MASKED)
 
@@ -167,7 +165,6 @@ class PolicySplit:
         return f"{kind}-{number}"
 
     def graphs(self) -> dict[str, Graph]:
-        """The modules, run by torch."""
         return {name: as_graph(module) for name, module in self.modules.items()}
 
 

@@ -79,12 +79,10 @@ class Parity:
 
     @property
     def holds(self) -> bool:
-        """Whether graphs and networks decide the same."""
         near = self.weight_gap <= TOLERANCE
         return near and not self.actions.wrong and not self.choices.wrong
 
     def facts(self) -> dict[str, Any]:
-        """As a manifest keeps them."""
         return {
             "weights": self.weights,
             "weight_gap": self.weight_gap,

@@ -166,7 +166,6 @@ class OnnxPolicy(ABC):
         self.read_from(world)
 
     def state(self) -> State:
-        """Nothing: a decision depends on the window and the book alone."""
         return {}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -229,8 +228,6 @@ class OnnxWeightPolicy(OnnxPolicy):
 
 
 class OnnxRouter:
-    """The router's network; a `RouterPolicy`."""
-
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._last: tuple[Floats32, Bools, NDArray[Any]] | None = None
@@ -263,7 +260,6 @@ class OnnxRouter:
 
 
 def softmax(logits: NDArray[Any]) -> Floats:
-    """Probabilities over the last axis, in float64."""
     wide = logits.astype(np.float64)
     odds = np.exp(wide - wide.max(axis=-1, keepdims=True))
     return np.asarray(odds / odds.sum(axis=-1, keepdims=True))
@@ -288,17 +284,13 @@ def _build(
         return EnsemblePolicy(members, spec["name"])
     if spec["kind"] == "hierarchy":
         experts = [_build(expert, graphs, config, encoders) for expert in spec["experts"]]
-        router = build_router(spec["router"], graphs)
+        graph = spec["router"]["graph"]
+        router: RouterPolicy = HedgeRouter() if graph is None else OnnxRouter(graphs[graph])
         return HierarchyPolicy(experts, router, config, spec["seed"], spec["name"])
     if spec["encoder"] not in encoders:
         encoders[spec["encoder"]] = WindowEncoder(graphs[spec["encoder"]], config.window)
     made = OnnxActorPolicy if spec["kind"] == "discrete" else OnnxWeightPolicy
     return made(encoders[spec["encoder"]], graphs[spec["actor"]], spec["name"])
-
-
-def build_router(spec: RouterSpec, graphs: Mapping[str, Graph]) -> RouterPolicy:
-    """The router that `spec` describes."""
-    return HedgeRouter() if spec["graph"] is None else OnnxRouter(graphs[spec["graph"]])
 
 
 def actor_specs(spec: PolicySpec) -> list[ActorSpec]:

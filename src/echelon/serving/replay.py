@@ -42,7 +42,8 @@ def replay(bundle: Bundle, store: Path, world: World, rows: range) -> Replay:
     rows: at least two; of bars within the day, from the first bar of a session on
     """
     backtest = run_backtest(bundle.policy(), world, rows, bundle.config)
-    engine = DecisionEngine.from_store(bundle, store, until=_day_before(world, rows.start))
+    day_before = world.times[rows.start - 1].astype("datetime64[D]").item()
+    engine = DecisionEngine.from_store(bundle, store, until=day_before)
     decisions, took = [], 0.0
     for bars in _bar_sets(bundle, store, engine, world.times[rows.stop - 1]):
         began = time.perf_counter()
@@ -63,10 +64,6 @@ def session_rows(world: World, rows: range, bars: int) -> range:
     while first > rows.start + 1 and not world.rows.new_session[first]:
         first -= 1
     return range(first, rows.stop)
-
-
-def _day_before(world: World, row: int) -> Any:  # noqa: ANN401 (a date, as numpy gives it)
-    return world.times[row - 1].astype("datetime64[D]").item()
 
 
 def _bar_sets(

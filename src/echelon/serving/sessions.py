@@ -30,8 +30,6 @@ def is_available() -> bool:
 
 
 class OnnxGraph:
-    """A session of one graph, called with its inputs in order; a `policies.Graph`."""
-
     def __init__(self, data: bytes, inputs: tuple[str, ...], path: Path, remedy: str) -> None:
         """data: the graph; inputs: their names; path, remedy: for the error of one that is not"""
         import onnxruntime as ort

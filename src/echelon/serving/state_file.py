@@ -30,7 +30,6 @@ def write_state(path: Path, arrays: Mapping[str, NDArray[Any]], facts: Mapping[s
 
 
 def encode_state(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> bytes:
-    """Both as the content of a file."""
     plain = {name: np.array(part, order="C") for name, part in arrays.items()}
     document = json_line({"format": _FORMAT, **facts}, sort_keys=True, allow_nan=True)
     header = {"document": document, "sha256": _digest(plain, document)}

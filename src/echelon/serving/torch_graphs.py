@@ -19,7 +19,6 @@ _REMEDY = "Take the bundle again from where it was made."
 
 
 def weights_file(seed: int) -> str:
-    """Name of the file with a seed's weights."""
     return f"weights-{seed}.safetensors"
 
 

@@ -66,8 +66,6 @@ class _Result(TypedDict):
 
 
 class ExecutionTraining(TrainingLoop[ExecutionLearner]):
-    """One learner's training: a policy's, or that of OPD's teacher."""
-
     def __init__(
         self,
         config: Config,

@@ -66,7 +66,6 @@ class Progress:
 
     @property
     def seconds_left(self) -> float:
-        """At the present pace."""
         return max(0, self.total - self.step) / max(self.steps_per_second, 1e-9)
 
 
@@ -97,8 +96,6 @@ class Course:
 
 
 class TrainingLoop(ABC, Generic[LearnerT]):
-    """One learner's training, from the beginning or from a checkpoint."""
-
     def __init__(
         self,
         learner: LearnerT,
@@ -132,7 +129,6 @@ class TrainingLoop(ABC, Generic[LearnerT]):
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints are."""
         return self.directory / CHECKPOINTS
 
     @abstractmethod
@@ -197,7 +193,6 @@ class TrainingLoop(ABC, Generic[LearnerT]):
         return outcome
 
     def _sinks(self) -> list[Sink]:
-        """Where metrics go besides the log."""
         return []
 
     def _collect(self, metrics: Metrics) -> None:
@@ -212,7 +207,6 @@ class TrainingLoop(ABC, Generic[LearnerT]):
         return outcome.__dict__
 
     def _course_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the course."""
         return {"course": self.course.__dict__}
 
     def _restore_course(self, state: Mapping[str, Any]) -> Course:

@@ -124,8 +124,6 @@ def _encoder(
 
 
 class Training(TrainingLoop[Learner]):
-    """One agent's training, from the beginning or from a checkpoint."""
-
     def __init__(
         self, config: Config, worlds: Worlds, directory: Path, seed: int, resume: Path | None = None
     ) -> None:
@@ -164,7 +162,6 @@ class Training(TrainingLoop[Learner]):
         on_progress: Callable[[Progress], None] | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Outcome:
-        """Train to the end, or until `should_stop` says so after some round."""
         if (facts := self.learner.facts()) is not None:
             parts = facts._asdict().items()
             sizes = {name: None if size is None else size._asdict() for name, size in parts}
@@ -275,16 +272,13 @@ class TrainedRun:
 
     @cached_property
     def prepared(self) -> Prepared:
-        """The features and prices it was trained on, verified against what run.json says."""
         return Prepared.open(self.path, RunDirectory(self.path).trained_on())
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What run.json says."""
         return RunDirectory(self.path).facts()
 
     def best_step(self, seed: int) -> int:
-        """Step of the seed's best checkpoint."""
         return self._best(seed).step
 
     def weights(self, seed: int) -> dict[str, Tensor]:
@@ -292,7 +286,6 @@ class TrainedRun:
         return below_prefix("net.", self._best(seed).tensors)
 
     def policy(self, seed: int) -> Policy:
-        """The seed's best agent."""
         data = self.prepared.manifest["content_hash"]
         checkpoint = self._best(seed)
         trained_on = checkpoint.state.get("data")
@@ -327,7 +320,6 @@ class TrainedRun:
 
 
 def seed_directory(run: Path, seed: int) -> Path:
-    """Where a seed's training is."""
     return run / "seeds" / str(seed)
 
 

@@ -68,15 +68,12 @@ class OrderReplay:
         }
 
     def orders(self, which: Tensor) -> ParentOrders:
-        """The parent orders of some of them."""
         return ParentOrders(
             *(self.parts[f"order_{name}"][which].numpy() for name in ParentOrders._fields)
         )
 
 
 class DQN(ExecutionLearner):
-    """The learner."""
-
     algo = "dqn"
 
     def __init__(
@@ -100,7 +97,6 @@ class DQN(ExecutionLearner):
         return 1.0 + (0.05 - 1.0) * gone
 
     def train_once(self) -> Metrics:
-        """Work some orders, keep them, and learn from some that are kept."""
         rollout = self.collect()
         self.steps += int(rollout.taken.sum())
         self.scale.see(rollout.reward, rollout.taken)
@@ -112,7 +108,6 @@ class DQN(ExecutionLearner):
         }
 
     def collect(self) -> OrderRollout:
-        """Work orders with some random actions."""
         orders = self._draw_orders(self.config.orders)
         generator, epsilon = self._action_generator, self.epsilon
 
@@ -124,7 +119,6 @@ class DQN(ExecutionLearner):
         return roll_out(self.net, self.task, orders, choose)
 
     def update(self) -> Metrics:
-        """One step of descent on orders from the replay."""
         config, parts = self.config, self.replay.parts
         self._set_learning_rate()
         size = min(config.orders, BATCH, len(self.replay))
@@ -151,13 +145,11 @@ class DQN(ExecutionLearner):
         }
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """With the replay."""
         tensors, facts = super().state()
         tensors |= with_prefix("memory.", self.replay.parts)
         return tensors, facts | {"updates": self.updates}
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """With the replay."""
         super().restore(tensors, state)
         self.replay.parts = below_prefix("memory.", tensors)
         self.updates = int(state["updates"])

@@ -79,7 +79,6 @@ class OrderRollout(NamedTuple):
     ended: Tensor
 
     def some(self, which: Ints) -> OrderRollout:
-        """Of some orders."""
         e = torch.from_numpy(which)
         rest = (part[:, e] for part in self[2:])
         return OrderRollout(self.orders.take(which), self.private[e], *rest)
@@ -181,7 +180,6 @@ class ExecutionLearner(RoundLearner):
         return LearnedPolicy(self.net, public or self.task.public, name or self.algo)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit."""
         optimizer, optimizer_state = flatten_optimizer(self.optimizer)
         tensors = with_prefix("optimizer.", optimizer)
         for name, net in self._networks().items():
@@ -197,7 +195,6 @@ class ExecutionLearner(RoundLearner):
         return tensors, facts
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
         if state["algo"] != self.algo:
             raise StoreError(
                 f"the state is of {state['algo']!r}, this learner is {self.algo!r}. Make the "
@@ -213,7 +210,6 @@ class ExecutionLearner(RoundLearner):
         self.steps = int(state["steps"])
 
     def _networks(self) -> dict[str, ExecutionNet]:
-        """All that the state keeps."""
         return {"net": self.net}
 
     def _set_learning_rate(self) -> None:
@@ -222,7 +218,6 @@ class ExecutionLearner(RoundLearner):
         self.optimizer.param_groups[0]["lr"] = self.config.lr * share
 
     def _draw_orders(self, count: int, copies: int = 1) -> ParentOrders:
-        """Some of the task's orders, each at most once, `copies` times side by side."""
         n = len(self.task.orders)
         which = self._order_rng.permutation(n)[: min(n, max(1, count // copies))]
         return self.task.orders.take(np.repeat(which, copies))

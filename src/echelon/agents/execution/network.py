@@ -133,20 +133,16 @@ class FractionHead:
         return torch.zeros(len(self.values))
 
     def sample(self, params: Tensor, generator: torch.Generator) -> Tensor:
-        """By Gumbel's trick: logits and noise, the highest."""
         uniform = torch.rand(params.shape, generator=generator).clamp_min(1e-20)
         return (params - torch.log(-torch.log(uniform))).argmax(-1)
 
     def greedy(self, params: Tensor) -> Tensor:
-        """The likeliest."""
         return params.argmax(-1)
 
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
-        """Of the fraction that was chosen."""
         return torch.log_softmax(params, -1).gather(-1, actions[..., None]).squeeze(-1)
 
     def entropy(self, params: Tensor) -> Tensor:
-        """Of the choice."""
         log_pi = torch.log_softmax(params, -1)
         return -(log_pi.exp() * log_pi).sum(-1)
 
@@ -176,22 +172,18 @@ class RateHead:
         return torch.tensor([-math.log(self.rate_max - 1.0)])
 
     def sample(self, params: Tensor, generator: torch.Generator) -> Tensor:
-        """U."""
         mean, log_std = self._parts(params)
         return mean + log_std.exp() * torch.randn(mean.shape, generator=generator)
 
     def greedy(self, params: Tensor) -> Tensor:
-        """The mean of u."""
         return params[..., 0]
 
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
-        """Of u."""
         mean, log_std = self._parts(params)
         noise = (actions - mean) * torch.exp(-log_std)
         return gaussian_log_prob(noise[..., None], log_std[..., None])
 
     def entropy(self, params: Tensor) -> Tensor:
-        """Of u."""
         return self._parts(params)[1] + 0.5 * math.log(2.0 * math.pi * math.e)
 
     def divergence(self, teacher: Tensor, student: Tensor) -> Tensor:
@@ -236,12 +228,10 @@ class NetworkSettings:
 
     @property
     def head(self) -> FractionHead | RateHead:
-        """What actions mean."""
         return FractionHead(self.fractions) if self.fractions else RateHead(self.rate_max)
 
     @staticmethod
     def from_config(config: ExecutionConfig) -> NetworkSettings:
-        """As the section `execution` has it."""
         return NetworkSettings(
             sequence=config.sequence,
             hidden=config.hidden,
@@ -252,7 +242,6 @@ class NetworkSettings:
 
     @staticmethod
     def from_json(facts: dict[str, Any]) -> NetworkSettings:
-        """As `asdict` gave it, through JSON."""
         return NetworkSettings(**{**facts, "fractions": tuple(facts["fractions"])})
 
 
@@ -264,8 +253,6 @@ class PolicyOutput(NamedTuple):
 
 
 class ExecutionNet(nn.Module):
-    """See the module."""
-
     def __init__(self, settings: NetworkSettings, n_features: int) -> None:
         super().__init__()
         self.settings, self.n_features, self.head = settings, n_features, settings.head

@@ -63,7 +63,6 @@ class LearnedPolicy:
             )
 
     def start(self, simulator: Simulator) -> None:
-        """Encode the days."""
         check_public(self.public, simulator.days)
         self.net.eval()
         orders, per_step = simulator.orders, simulator.rules.ticks_per_step
@@ -73,7 +72,6 @@ class LearnedPolicy:
 
     @torch.no_grad()
     def request(self, simulator: Simulator) -> Floats:
-        """[E] shares."""
         assert self._orders is not None, "the policy was asked before it got the orders"
         known, side = self._orders
         # Orders step side by side, so that those not done are all at the same step.
@@ -84,8 +82,6 @@ class LearnedPolicy:
 
 
 class _Document(TypedDict):
-    """What policy.json says besides versions and hashes."""
-
     network: dict[str, Any]
     features: list[str]
     facts: dict[str, Any]

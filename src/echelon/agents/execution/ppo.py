@@ -55,8 +55,6 @@ _VALUE_COEF, _GRAD_CLIP = 0.5, 1.0
 
 
 class PPO(ExecutionLearner):
-    """The learner; with a teacher, which stays as it is, the student of OPD."""
-
     algo = "ppo"
 
     def __init__(
@@ -90,14 +88,12 @@ class PPO(ExecutionLearner):
         return self.config.distill * max(0.0, 1.0 - self.steps / until)
 
     def train_once(self) -> Metrics:
-        """One rollout, and the update on it."""
         rollout = self.collect()
         metrics = self.update(rollout)
         self.steps += int(rollout.taken.sum())
         return metrics
 
     def collect(self) -> OrderRollout:
-        """Draw orders and work them to their end."""
         orders = self._draw_orders(self.config.orders, self.config.copies)
         head, generator = self.net.head, self._action_generator
         return roll_out(
@@ -145,7 +141,6 @@ class PPO(ExecutionLearner):
         returns: Tensor,
         taught: Tensor | None,
     ) -> Metrics:
-        """One minibatch: some orders of the rollout."""
         config, head = self.config, self.net.head
         output = self._foretell(self.net, part.orders, part.private)
         params, value = output.params.transpose(0, 1), output.value.transpose(0, 1)

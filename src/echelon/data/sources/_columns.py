@@ -26,69 +26,16 @@ from echelon.data.bars import MAX_PROBLEMS, MAX_SYMBOL, ODD_IN_SYMBOL, conform
 from echelon.data.sources._tables import MISSING, ROW, TableBlock, inspect, read_whole, rejects
 from echelon.data.sources._times import UNDERSTOOD, join_clock, parse_times
 from echelon.errors import InvalidDataError, Problem, shorten
+from echelon.files import package_yaml
 from echelon.types import Freq
 
+NAMES = package_yaml("echelon.data.sources", "names.yaml")
 # Our name → the aliases of a column, in each kind of file.
-BARS: Mapping[str, str] = {
-    "time": "ts datetime timestamp date_time bar_time dt 时间戳 日期时间",
-    # A time of day where a date stands next to it, else a whole time.
-    "clock": "time trade_time 时间 交易时间",
-    "date": "date trade_date trading_date trading_day day 日期 交易日期 交易日",
-    "symbol": "symbol ticker code ts_code stock_code sec_code secu_code wind_code instrument "
-    "order_book_id sid sec_id 代码 股票代码 证券代码 合约代码 指数代码 基金代码 合约 标的",
-    "open": "open open_price px_open 开盘 开盘价 今开 今开盘",
-    "high": "high high_price px_high 最高 最高价",
-    "low": "low low_price px_low 最低 最低价",
-    "close": "close close_price px_last last_price 收盘 收盘价 今收 今收盘",
-    "volume": "volume vol trade_volume share_volume 成交量 交易量 成交股数",
-    "amount": "amount money dollar_volume traded_value quote_volume turnover_value "
-    "成交额 成交金额 交易额 总成交额",
-    "factor": "factor adj_factor adjust_factor adjustment_factor cum_factor "
-    "复权因子 后复权因子 累计复权因子 前复权因子",
-    "adj_close": "adj_close adjusted_close adj_close_price close_adj "
-    "后复权收盘价 后复权收盘 复权收盘价 前复权收盘价 前复权收盘 后复权价",
-    "pre_close": "pre_close prev_close previous_close pre_close_price "
-    "前收盘 前收盘价 前收 昨收 昨收价 昨收盘 昨收盘价",
-    "st": "st is_st 是否st st标记",
-}
-MEMBERS: Mapping[str, str] = {
-    "symbol": BARS["symbol"],
-    "start": "start start_date in_date from date_added added 纳入日期 开始日期 调入日期",
-    "end": "end end_date out_date to until date_removed removed 剔除日期 结束日期 调出日期",
-}
-INSTRUMENTS: Mapping[str, str] = {
-    "symbol": BARS["symbol"],
-    "listed": "listed list_date listing_date listed_date ipo_date 上市日期 上市日",
-    "delisted": "delisted delist_date delisting_date delisted_date 退市日期 退市日 终止上市日期",
-    "reason": "reason delist_reason 退市原因 原因",
-    "name": "name company_name sec_name 名称 股票名称 证券名称 简称 证券简称",
-}
-SERIES: Mapping[str, str] = {  # macro or sentiment
-    "series": "series indicator name 指标 指标名称",
-    "period": "period period_end reference_period 统计期 报告期",
-    "published": "published publication release release_date 发布时间 公布时间",
-    "value": "value actual 数值 公布值",
-    "symbol": "symbol ticker code 代码 股票代码",
-}
-TICKS: Mapping[str, str] = {  # the names that Wind's exports prefer come first
-    "symbol": "万得代码 wind_code 证券代码 股票代码 代码 symbol code ticker sec_code 交易所代码",
-    "date": "自然日 日期 交易日 交易日期 date trading_day day",
-    "time": "时间 成交时间 交易时间 time trade_time",
-    "datetime": "日期时间 datetime timestamp",
-    "price": "成交价 成交价格 最新价 最新 现价 price last last_price trade_price match",
-    "volume": "成交量 成交数量 volume vol qty trade_volume ivolume",
-    "amount": "成交额 成交金额 turnover amount amt turover iturover",
-    "acc_volume": "当日累计成交量 累计成交量 总成交量 acc_volume iaccvolume total_volume "
-    "cum_volume",
-    "acc_amount": "当日成交额 当日累计成交额 累计成交额 总成交额 acc_turnover accturover "
-    "acc_amount total_turnover cum_amount",
-    "pre_close": "前收盘 前收盘价 昨收 昨收价 昨收盘 pre_close",
-    "day_open": "开盘价 开盘 open",
-    "day_high": "最高价 最高 high",
-    "day_low": "最低价 最低 low",
-    "trade_code": "成交代码 function_code trade_code",
-    "bs_flag": "bs标志 bs_flag 买卖方向",
-} | {
+BARS: Mapping[str, str] = NAMES["bars"]
+MEMBERS: Mapping[str, str] = {"symbol": BARS["symbol"], **NAMES["members"]}
+INSTRUMENTS: Mapping[str, str] = {"symbol": BARS["symbol"], **NAMES["instruments"]}
+SERIES: Mapping[str, str] = NAMES["series"]
+TICKS: Mapping[str, str] = NAMES["ticks"] | {
     f"{ours}{k}": f"{' '.join(f'{stem}{k}' for stem in stems.split())} {side}{numeral}{what}"
     for k, numeral in enumerate("一二三四五六七八九十", start=1)
     for ours, side, what, stems in (
@@ -99,17 +46,8 @@ TICKS: Mapping[str, str] = {  # the names that Wind's exports prefer come first
     )
 }
 
-# "turnover" is a traded value at some vendors and a rate at others, next to a real amount.
-_WEAK = {"turnover": "amount", "value": "amount", "last": "close", "price": "close"}
-_UNITS = {
-    **dict.fromkeys(("元", "股", "shares", "share", "cny", "rmb", "yuan"), 1.0),
-    **dict.fromkeys(("usd", "usdt", "eur", "gbp", "jpy", "hkd", "$", "¥"), 1.0),
-    **dict.fromkeys(("手", "lots", "lot"), 100.0),
-    **dict.fromkeys(("千元", "千股", "thousand", "thousands", "k"), 1e3),
-    **dict.fromkeys(("万元", "万股", "万"), 1e4),
-    **dict.fromkeys(("百万", "百万元", "百万股", "million", "millions", "m"), 1e6),
-    **dict.fromkeys(("亿元", "亿股", "亿"), 1e8),
-}
+_WEAK: Mapping[str, str] = NAMES["weak"]
+_UNITS = {unit: scale for scale, units in NAMES["units"].items() for unit in units.split()}
 _NUMBERS = ("open", "high", "low", "close", "volume", "amount", "factor", "adj_close", "pre_close")
 _YES = ("1", "1.0", "true", "t", "yes", "y", "是", "st", "*st")
 _NO = ("0", "0.0", "false", "f", "no", "n", "否")
@@ -138,7 +76,6 @@ class ColumnMap:
 
     @property
     def names(self) -> list[str]:
-        """The file's columns that are needed."""
         return [c.name for c in self.by_field.values()]
 
     @property
@@ -223,7 +160,6 @@ class _Matcher:
             self._fields = {c: f if first[f] == c else None for c, f in self._fields.items()}
 
     def note(self, field: str, message: str, remedy: str) -> None:
-        """Add a problem."""
         self.problems.append(Problem(self.file, None, field, message, remedy))
 
     def column(self, name: str) -> FileColumn | None:
@@ -427,7 +363,6 @@ def symbols_of(cells: pl.Series, *, pad: bool) -> pl.Series:
 
 
 def is_missing(cells: pl.Series) -> pl.Series:
-    """Which cells are empty, or say in words that they are."""
     if cells.dtype != pl.String:
         return cells.is_null()
     return cells.str.strip_chars().str.to_lowercase().is_in(MISSING).fill_null(True)
@@ -492,11 +427,9 @@ class Sheet:
 
     @property
     def rows(self) -> pl.Series:
-        """Row numbers, as a user counts them."""
         return self.frame[ROW]
 
     def note(self, row: int | None, ours: str, message: str, remedy: str) -> None:
-        """Add a problem of the field `ours`."""
         self.problems.append(Problem(str(self.path), row, ours, message, remedy))
 
     def note_unread(self, ours: str, unread: pl.Series, what: str, remedy: str) -> None:
@@ -506,7 +439,6 @@ class Sheet:
             self.note(row, ours, f"{cell!r} {what}", remedy)
 
     def require(self, ours: str, empty: pl.Series, message: str = "the cell is empty") -> None:
-        """Note cells that may not be empty and are."""
         for row in self.rows.filter(empty):
             self.note(row, ours, message, "Fill it in, or remove the row")
 

@@ -78,7 +78,6 @@ class FileFacts:
 
     @property
     def is_text(self) -> bool:
-        """CSV and its relatives, as against Parquet."""
         return self.encoding is not None
 
 

@@ -53,7 +53,6 @@ class TickLayout:
 
     @property
     def roles(self) -> frozenset[str]:
-        """The columns we know the meaning of."""
         return frozenset(self.columns.by_field)
 
     @property
@@ -65,7 +64,6 @@ class TickLayout:
 
     @property
     def clock_column(self) -> str:
-        """The column that says the time of day."""
         return "time" if "time" in self.roles else "datetime"
 
     @property

@@ -175,7 +175,6 @@ class Vendor(Source):
         )
 
     def info(self) -> SourceInfo:
-        """Describe the query; the fingerprint changes with it and with the day."""
         calendar, timezone = self._market()
         query = [self.name, self.package, self._symbols, self._freq, *self._extras()]
         days = [self._start, self._end, self._local_now().date()]
@@ -191,7 +190,6 @@ class Vendor(Source):
         )
 
     def frames(self, since: Mapping[str, datetime] | None = None) -> Iterator[RawFrame]:
-        """Yield one frame per symbol: all of its bars, or those from the last stored one on."""
         for symbol in self._symbols:
             first = (since or {}).get(symbol)
             with reading_answers(self.name, symbol):
@@ -203,7 +201,6 @@ class Vendor(Source):
             yield RawFrame(conform(bars.sort("time")), f"{self.name}:{symbol}")
 
     def benchmark(self) -> pl.DataFrame | None:
-        """The benchmark's closes, whole; an index such as ^GSPC or 000300.SH."""
         if self._benchmark is None:
             return None
         with reading_answers(self.name, "the index"):
@@ -228,7 +225,6 @@ class Vendor(Source):
         return kept if self._end is None else kept.filter(pl.col("time").dt.date() <= self._end)
 
     def _local_now(self) -> datetime:
-        """The current time on the exchange's clock, naive."""
         return self._now().astimezone(ZoneInfo(self._market()[1])).replace(tzinfo=None)
 
     @property
@@ -342,7 +338,6 @@ class Vendor(Source):
         )
 
     def _redact(self, text: str) -> str:
-        """Remove what must not be printed."""
         return text
 
     @property

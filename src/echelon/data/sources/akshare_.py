@@ -52,8 +52,6 @@ than any holiday."""
 
 
 class AkshareSource(AShareVendor):
-    """Bars by `stock_zh_a_hist` and `stock_zh_a_hist_min_em`, symbol by symbol."""
-
     name: ClassVar[str] = "akshare"
     package: ClassVar[str] = "akshare==1.19.5"
     # Minute bars have no reference price of their own.

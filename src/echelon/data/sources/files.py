@@ -92,11 +92,9 @@ class _FileSource(PathSource):
                     yield RawFrame(self._whole_days(bars, origin), origin)
 
     def problems(self) -> list[Problem]:
-        """Lines and cells that could not be read, after `frames`."""
         return list(self._problems)
 
     def rejected_rows(self) -> pl.DataFrame:
-        """The rows of `problems`, as they stood: file, row, problem, cells."""
         return pl.concat([_tables.rejects(str(self._path)), *self._rejected])
 
     def _reader(self, file: _File, timezone: str, *, pad_symbols: bool) -> Reader:
@@ -226,19 +224,14 @@ class _FileSource(PathSource):
 
 
 class CsvSource(_FileSource):
-    """Text files: comma, tab, semicolon or bar separated; UTF-8, UTF-16 or GBK; gz or plain."""
-
     name, suffixes, other = "csv", _tables.TEXT_SUFFIXES, "parquet"
 
 
 class ParquetSource(_FileSource):
-    """Parquet files."""
-
     name, suffixes, other = "parquet", _tables.PARQUET_SUFFIXES, "csv"
 
 
 def from_config(config: Config) -> _FileSource:
-    """The source of the `data` section."""
     data = config.data
     kind = next(k for k in (CsvSource, ParquetSource) if k.name == data.source)
     return kind.from_config(config, columns=data.columns, price_basis=data.price_basis)
@@ -286,7 +279,6 @@ def read_membership(
 
 
 def _overlaps(table: pl.DataFrame) -> pl.DataFrame:
-    """Intervals that begin before an earlier one of the symbol ends: row, symbol, start, other."""
     last = pl.col("until").cum_max().over("symbol")
     return (
         table.drop_nulls(("symbol", "start"))

@@ -117,7 +117,6 @@ class QlibSource(PathSource):
             yield RawFrame(conform(frame), str(self._bin_path(symbol, "close")))
 
     def problems(self) -> list[Problem]:
-        """Symbols and days that could not be read, after `frames`."""
         return list(self._problems)
 
     def instruments(self) -> pl.DataFrame | None:
@@ -140,7 +139,6 @@ class QlibSource(PathSource):
         )
 
     def benchmark(self) -> pl.DataFrame | None:
-        """Closes of the benchmark symbol."""
         if self._benchmark is None:
             return None
         problems: list[Problem] = []
@@ -298,7 +296,6 @@ class QlibSource(PathSource):
 
 
 def from_config(config: Config) -> QlibSource:
-    """The source of the `data` section."""
     data = config.data
     return QlibSource.from_config(config, market=data.qlib_market, benchmark=data.benchmark)
 
@@ -393,7 +390,6 @@ def _read_instruments(path: Path) -> pl.DataFrame:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a text file that are not blank, with their numbers."""
     with reading_file(path):
         text = path.read_text(encoding="utf-8-sig")
     return ((k, line) for k, line in enumerate(text.splitlines(), start=1) if line.strip())

@@ -24,10 +24,7 @@ _VERSION = "1"
 
 
 class SampleSource(Source):
-    """Real daily closes that need no network."""
-
     def info(self) -> SourceInfo:
-        """Describe the sample."""
         return SourceInfo(
             name="sample",
             freq="1d",
@@ -39,7 +36,6 @@ class SampleSource(Source):
         )
 
     def frames(self, since: Mapping[str, datetime] | None = None) -> Iterator[RawFrame]:
-        """Yield the sample in one piece."""
         long = (
             _load("load_sp500_dataset")
             .with_row_index("row")
@@ -49,20 +45,17 @@ class SampleSource(Source):
         yield RawFrame(conform(long), "skfolio: sp500_dataset")
 
     def benchmark(self) -> pl.DataFrame | None:
-        """The S&P 500 index."""
         index = _load("load_sp500_index")
         return index.select("time", pl.col(index.columns[1]).cast(pl.Float64).alias("close"))
 
 
 def from_config(config: Config) -> SampleSource:
-    """The source; the `data` section has nothing to add."""
     del config
     return SampleSource()
 
 
 @cache
 def _load(name: str) -> pl.DataFrame:
-    """A dataset of skfolio: time, and a column of each of its series."""
     from skfolio import datasets
 
     frame = pl.from_pandas(getattr(datasets, name)(), include_index=True)

@@ -150,7 +150,6 @@ class SyntheticSource(Source):
         )
 
     def membership(self) -> pl.DataFrame:
-        """Intervals of index membership, as reviews decided them at the time."""
         days: list[date] = self.market.clock.sessions.tolist()
         rows = [
             (self.market.symbols[n], days[start], None if end is None else days[end])
@@ -187,7 +186,6 @@ class SyntheticSource(Source):
 
 
 def from_config(config: Config) -> SyntheticSource:
-    """The source of the `data` section."""
     data = config.data
     if data.calendar == FROM_DATA:
         raise ConfigError(

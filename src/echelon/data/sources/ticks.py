@@ -118,11 +118,9 @@ class TicksSource(PathSource):
                     yield RawFrame(conform(piece), str(paths[number]))
 
     def problems(self) -> list[Problem]:
-        """What is wrong with rows, after `frames`; the first of each kind, then a number."""
         return self._problems.problems()
 
     def rejected_rows(self) -> pl.DataFrame:
-        """All rows with an error, as they stood: file, row, problem, cells (the line)."""
         return self._problems.rejected_rows()
 
     def _fields(self) -> frozenset[str]:
@@ -184,7 +182,6 @@ class TicksSource(PathSource):
 
 
 def from_config(config: Config) -> TicksSource:
-    """The source of the `data` section."""
     return TicksSource.from_config(config, columns=config.data.columns, **dict(config.data.ticks))
 
 

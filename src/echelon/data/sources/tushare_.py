@@ -41,8 +41,6 @@ _SPECIAL_TREATMENT = re.compile(r"^S?\*?ST", re.IGNORECASE)
 
 
 class TushareSource(AShareVendor):
-    """Bars by `daily` and `stk_mins`, symbol by symbol."""
-
     name: ClassVar[str] = "tushare"
     package: ClassVar[str] = "tushare==1.4.29"
     fields = frozenset({*_PRICES, "volume", "amount", "factor", "st", "pre_close"})
@@ -243,7 +241,6 @@ class TushareSource(AShareVendor):
 
 
 def from_config(config: Config) -> TushareSource:
-    """The source of the `data` section."""
     return TushareSource.from_config(config, membership_index=config.data.membership_index)
 
 

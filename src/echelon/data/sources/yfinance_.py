@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import polars as pl
 
+from echelon.data.sources._columns import NAMES
 from echelon.data.sources._vendor import BAR, KnownFailure, Vendor
 from echelon.errors import SourceError
 from echelon.types import Freq, PriceBasis
@@ -29,39 +30,11 @@ _INTERVAL: Mapping[Freq, str] = {"1d": "1d", "5min": "5m", "1min": "1m"}
 _REACH: Mapping[Freq, tuple[int, int]] = {"5min": (59, 59), "1min": (29, 7)}
 """Days back that Yahoo keeps, and days it answers at once (60, and 30 by 8, less a margin)."""
 
-EXCHANGES: Mapping[str, tuple[str, str]] = {
-    "": ("XNYS", "America/New_York"),
-    "SS": ("XSHG", "Asia/Shanghai"),
-    "SZ": ("XSHG", "Asia/Shanghai"),
-    "HK": ("XHKG", "Asia/Hong_Kong"),
-    "T": ("XTKS", "Asia/Tokyo"),
-    "KS": ("XKRX", "Asia/Seoul"),
-    "KQ": ("XKRX", "Asia/Seoul"),
-    "TW": ("XTAI", "Asia/Taipei"),
-    "SI": ("XSES", "Asia/Singapore"),
-    "NS": ("XBOM", "Asia/Kolkata"),
-    "BO": ("XBOM", "Asia/Kolkata"),
-    "AX": ("XASX", "Australia/Sydney"),
-    "L": ("XLON", "Europe/London"),
-    "PA": ("XPAR", "Europe/Paris"),
-    "AS": ("XAMS", "Europe/Amsterdam"),
-    "BR": ("XBRU", "Europe/Brussels"),
-    "DE": ("XETR", "Europe/Berlin"),
-    "F": ("XFRA", "Europe/Berlin"),
-    "MI": ("XMIL", "Europe/Rome"),
-    "MC": ("XMAD", "Europe/Madrid"),
-    "SW": ("XSWX", "Europe/Zurich"),
-    "ST": ("XSTO", "Europe/Stockholm"),
-    "TO": ("XTSE", "America/Toronto"),
-    "SA": ("BVMF", "America/Sao_Paulo"),
-    "-USD": ("24/7", "UTC"),
-}
+EXCHANGES: Mapping[str, tuple[str, str]] = {k: tuple(v) for k, v in NAMES["yahoo"].items()}
 """Yahoo's symbol suffix → calendar and time zone; none: United States."""
 
 
 class YFinanceSource(Vendor):
-    """Bars by `Ticker.history`, symbol by symbol."""
-
     name: ClassVar[str] = "yfinance"
     package: ClassVar[str] = "yfinance==1.7.0"
     price_basis: ClassVar[PriceBasis] = "split_adjusted"

@@ -229,16 +229,13 @@ class SyntheticMarket:
 
     @property
     def n_days(self) -> int:
-        """T."""
         return len(self.regime)
 
     @property
     def n_symbols(self) -> int:
-        """N."""
         return len(self.symbols)
 
     def position(self, symbol: str) -> int:
-        """Column of `symbol`."""
         if symbol not in self.symbols:
             raise UniverseError(
                 f"unknown symbol {symbol!r}; this market has {self.symbols[0]} to "
@@ -248,7 +245,6 @@ class SyntheticMarket:
 
 
 def build_market(config: SyntheticConfig, seed: int, calendar: str = "XNYS") -> SyntheticMarket:
-    """Draw the latent state of the market that `config` and `seed` name."""
     clock = _trading_hours(calendar, config.start, config.n_days, config.minutes_per_day)
     regime = _regime_path(seed, config.n_days)
     level = MARKET_VOLATILITY[regime]

@@ -63,7 +63,6 @@ class MinuteEngine:
 
     @property
     def n_blocks(self) -> int:
-        """How many blocks hold all sessions."""
         return -(-self.market.n_days // BLOCK)
 
     def block(self, path: SymbolPath, block: int) -> BarBlock | None:
@@ -206,7 +205,6 @@ def aggregate(block: BarBlock, step: int) -> BarBlock:
 
 
 def join(blocks: Sequence[BarBlock]) -> BarBlock:
-    """Put blocks that follow one another into one."""
     return BarBlock(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
 
 

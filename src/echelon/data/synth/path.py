@@ -89,7 +89,6 @@ class SymbolPath(_Tape, _Risk):
 
 
 def trace(market: SyntheticMarket, n: int) -> SymbolPath:
-    """Walk symbol `n` through all its days."""
     first, end = int(market.listed[n]), int(market.delisted[n])
     risk, overnight, intraday, results = _returns(market, n)
     suspensions = _suspensions(market, n)

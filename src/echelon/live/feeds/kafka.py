@@ -70,6 +70,14 @@ _GONE = {
 }
 """Errors of a partition that no waiting mends."""
 
+_AWAY = {
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._TIMED_OUT,
+    KafkaError._UNKNOWN_PARTITION,
+}
+"""A broker that is restarted is back in a moment."""
+
 
 class TopicAddress(NamedTuple):
     """Where a topic is: `kafka://HOST:PORT/TOPIC`."""
@@ -307,7 +315,8 @@ class KafkaFeed(Closing):
             try:
                 return question(max(deadline - time.monotonic(), 0.5))
             except KafkaException as error:
-                if time.monotonic() > deadline or not error.args[0].retriable():
+                mends = error.args[0].retriable() or error.args[0].code() in _AWAY
+                if time.monotonic() > deadline or not mends:
                     raise DataError(
                         f"{self._place}: no Kafka broker answers ({shorten(error.args[0].str())}). "
                         "Start it, or correct --feed and ECHELON_KAFKA."

@@ -262,7 +262,6 @@ def differences_chart(
 
 
 def book_slides(run: RunData, words: Words) -> dict[str, Slide]:
-    """Equity, monthly returns and holdings on the main split, by the names of their files."""
     split = run.main
     span = span_text(split, words)
     who = f"{words.name(next(iter(monthly_by_key(split))))} · {span}"
@@ -279,7 +278,6 @@ def book_slides(run: RunData, words: Words) -> dict[str, Slide]:
 
 
 def span_text(split: SplitData, words: Words) -> str:
-    """Which split, from when to when."""
     facts = split.facts
     span = words("span", first=facts["first"], last=facts["last"], bars=f"{facts['bars']:,}")
     return f"{words(f'split_{split.name}')} · {span}"
@@ -329,7 +327,6 @@ def training_chart(run: RunData, words: Words) -> Chart:
 
 
 def training_slide(run: RunData, words: Words) -> Slide:
-    """The same below what it shows."""
     note = words("training_note" if len(run.logs) > 1 else "training_note_one")
     return Slide(f"{run.name} · {words('training')}", note, training_chart(run, words))
 

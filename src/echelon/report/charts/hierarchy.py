@@ -195,7 +195,6 @@ def _names_below(flat: Plane, ends: Sequence[tuple[float, float]]) -> list[bool]
 
 
 def parts_plot(attribution: Attribution, words: Words, title: str = "") -> Plot:
-    """The parts of the result as bars with intervals; the total at the bottom."""
     parts = {name: attribution.parts[name] for name in SUMMED} | {"total": attribution.total}
     values, low, high = (
         100.0 * np.array([getattr(part, end) for part in parts.values()])
@@ -272,7 +271,6 @@ def _round_plot(layers: Sequence[Layer], title: str) -> Plot:
 
 
 def lineage_chart(history: PopulationHistory, words: Words) -> Chart | None:
-    """The family tree: a line a member, rounds from left to right, what was copied from whom."""
     tree = family_tree(history)
     if tree is None:
         return None

@@ -42,7 +42,6 @@ _FORMS: dict[str, PlotlyTree] = {
 
 
 def page_chart(chart: Chart) -> PlotlyTree:
-    """The tree of a chart."""
     data: list[PlotlyTree] = []
     layout = _layout(chart)
     for k, (plot, width, height) in enumerate(_boxes(chart)):
@@ -308,7 +307,6 @@ def _interval(values: Any, low: Floats, high: Floats) -> PlotlyTree:  # noqa: AN
 
 
 def _share(data: list[PlotlyTree]) -> dict[str, list[Any]]:
-    """Name → x that several traces have, which are changed to name it."""
     users: dict[tuple[Any, ...], list[PlotlyTree]] = {}
     for trace in data:
         users.setdefault(tuple(trace["x"]), []).append(trace)

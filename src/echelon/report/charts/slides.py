@@ -187,7 +187,6 @@ def _legend(
 
 
 def _draw_plot(axes: Axes, plot: Plot) -> list[tuple[Layer, Artist]]:
-    """Draw a plot; returns the layers its legend lists, each with what stands for it there."""
     axes.set_title(plot.title, loc="left", fontsize=12)
     if plot.note:
         axes.text(0.5, 0.5, plot.note, ha="center", va="center", wrap=True, color=LIGHT["soft"])

@@ -46,7 +46,6 @@ class VariantRow:
 
 
 def draw_ablation(result: AblationResult, base: Config, path: Path) -> None:
-    """Draw the result as a PNG at `path`."""
     changes = [row.variant.settings for row in result.rows]
     known = all(setting.factor in MATRIX for settings in changes for setting in settings)
     grid = known and any(len(settings) > 1 for settings in changes)
@@ -67,7 +66,6 @@ def draw_ablation(result: AblationResult, base: Config, path: Path) -> None:
 
 
 def draw_comparison(result: ComparisonResult, path: Path) -> None:
-    """Draw the result as a PNG at `path`."""
     facts = result.facts
     window = "validation" if facts["split"] == "valid" else facts["split"]
     seeds = max(len(row.seeds) for row in result.rows)

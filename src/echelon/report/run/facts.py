@@ -24,7 +24,6 @@ FactRows = list[tuple[str, Sequence[str]]]
 
 
 def run_facts(run: RunData, words: Words, command: str) -> FactRows:
-    """Facts of the main split, of training and of every evaluation."""
     about = run.main.facts
     facts = about["run"]
     spans = [
@@ -112,7 +111,6 @@ def encoder_lines(run: Path, words: Words) -> list[str]:
 
 
 def learner_lines(directory: Path, words: Words) -> FactRows:
-    """Facts of a seed's learner: how much of the encoder it trains, how large its replay is."""
     adapter, replay = read_learner_facts(directory)
     rows: FactRows = []
     if adapter is not None:

@@ -61,7 +61,6 @@ class Record:
 
     @property
     def commanded(self) -> CommandRecord:
-        """Who was in charge."""
         assert self.command is not None, f"{self.key} commands nobody"
         return self.command
 
@@ -84,7 +83,6 @@ class SplitData:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Provenance of the evaluation."""
         return self.evaluation.facts
 
     @cached_property
@@ -94,7 +92,6 @@ class SplitData:
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """Agents, then baselines."""
         return (*self.agents, *self.baselines)
 
     @cached_property
@@ -128,12 +125,10 @@ class RunData:
 
     @property
     def name(self) -> str:
-        """The directory's name."""
         return self.path.resolve().name
 
     @property
     def main(self) -> SplitData:
-        """The split that counts most."""
         return self.splits[0]
 
     @cached_property

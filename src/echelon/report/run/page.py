@@ -98,7 +98,6 @@ def render(run: RunData, words: Words, command: str, written: Sequence[str] = ()
 
 
 def draw_slides(run: RunData, words: Words, directory: Path) -> None:
-    """Write every slide as NAME.png, or as its name is in the language of `words`."""
     said = slide_words(words)
     for name, slide in run_slides(run, said).items():
         path = directory / file_name(name, "png", words.lang)

@@ -104,7 +104,6 @@ def range_titles(split: SplitData, words: Words) -> dict[str, str]:
 
 
 def measure_name(name: str, words: Words) -> Named:
-    """A measure, with what it means as a tooltip."""
     return Named(words.measure(name), words.meaning(name))
 
 
@@ -125,7 +124,6 @@ def measures_table(split: SplitData, words: Words) -> Table:
 
 
 def seeds_table(split: SplitData, words: Words) -> Table:
-    """A row a measure, a column a seed, and one of their ensemble where it was evaluated."""
     books = {record.key: record.measures for record in split.agents}
     if split.evaluation.ensemble is not None:
         books[ENSEMBLE] = split.evaluation.ensemble
@@ -238,7 +236,6 @@ def references_table(split: SplitData, words: Words) -> Table:
 
 
 def references_by_seed(split: SplitData, words: Words) -> Table:
-    """Annual Sharpe ratios: a row a reference policy, a column a seed."""
     references, seeds = split.evaluation.reference_policies, split.evaluation.seeds
     ratio = LABELS["sharpe_annual"].format
     head = [words.measure("sharpe_annual"), *(words.name(f"seed-{seed}") for seed in seeds)]

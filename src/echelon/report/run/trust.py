@@ -230,7 +230,6 @@ def _interval_cell(interval: Tree, annual: float, words: Words) -> Cell:
 
 
 def probability(value: float | None) -> str:
-    """To three decimals; a dash for none."""
     return DASH if value is None else f"{value:.3f}"
 
 
