@@ -138,6 +138,9 @@ def with_fault(panel: Panel, fault: str, since: int, rng: np.random.Generator) -
     """The panel with a fault from the row `since` on."""
     names = ("open", "high", "low", "close", "volume", "amount", "factor", "pre_close")
     have = {name: getattr(panel, name) for name in names}
+    if fault == "lagged feed":
+        masks = ("present", "member", "suspended", "tradable", "delisted")
+        have |= {name: getattr(panel, name) for name in masks}
     grids: dict[str, Any] = {name: grid.copy() for name, grid in have.items() if grid is not None}
     n = int(rng.integers(SYMBOLS))
     for name, grid in grids.items():

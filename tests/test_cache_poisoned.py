@@ -110,6 +110,13 @@ def _wrong_type(entry: Entry, _tree: dict[str, Any]) -> None:
     entry.client.lpush(f"{entry.name}:X.npy:0", "x")
 
 
+def _other_prices(entry: Entry, _tree: dict[str, Any]) -> None:
+    """A last price changed, in as many bytes, under the description as it was."""
+    name = f"{entry.name}:close.npy:0"
+    data = entry.values[name.encode()]
+    entry.client.set(name, data[:-8] + bytes(8))
+
+
 POISON: dict[str, Callable[[Entry, dict[str, Any]], None]] = {
     "path upwards": _rename("../../../planted"),
     "absolute path": _rename("/tmp/planted"),
@@ -142,6 +149,7 @@ POISON: dict[str, Callable[[Entry, dict[str, Any]], None]] = {
     "missing piece": lambda e, _t: e.client.delete(f"{e.name}:X.npy:0"),
     "longer piece": lambda e, _t: e.client.append(f"{e.name}:X.npy:0", b"x" * 1000),
     "piece of a list": _wrong_type,
+    "other prices": _other_prices,
     "manifest of another key": _other_key,
     "manifest no JSON": lambda e, t: _replace(e, t, "manifest.json", b"{"),
     "manifest of a list": lambda e, t: _replace(e, t, "manifest.json", b"[]"),
@@ -423,6 +431,23 @@ def test_poisoned_local_entry_is_a_miss(
     assert not cache.get("k", into)
     assert "damaged" in caplog.text
     assert _files(tmp_path / "in") == set()
+
+
+def test_local_entry_with_other_content_is_a_miss(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = LocalCache(tmp_path / "cache", 10**9)
+    source, into = tmp_path / "source", tmp_path / "into"
+    source.mkdir()
+    into.mkdir()
+    (source / "a").write_text("abc")
+    cache.put("k", source)
+    kept = tmp_path / "cache" / "k" / "a"
+    kept.unlink()  # a hard link of the source
+    kept.write_text("abd")
+    assert not cache.get("k", into)
+    assert "a was changed" in caplog.text
+    assert list(into.iterdir()) == []
 
 
 SECRETS = ("hun/ter2", "hun?ter2", "hun#ter2", "hun@ter/2", "hun:ter/2", "123/ter2", "/ter2hun")

@@ -192,6 +192,8 @@ def test_quarantine_imports_the_rest_and_says_how_many(shell: Shell, tmp_path: P
 
 def test_synth_generates_and_exports(shell: Shell) -> None:
     words = ("--symbols", "3", "--days", "30", "--seed", "5")
+    code, _, err = shell("data", "synth", *words, "--dataset", "s", "--export", "bars.csv")
+    assert (code, Path("store").exists()) == (2, False), err
     code, _, err = shell("data", "synth", *words, "--dataset", "s", "--export", "bars.parquet")
     assert code == 0, err
     frame = pl.read_parquet("bars.parquet")

@@ -512,10 +512,10 @@ def test_run_changed_after_its_evaluation_is_told(run: Path, tmp_path: Path, pag
 
 def test_both_catalogues_have_the_same_keys_and_fields() -> None:
     english, chinese = catalogue("en"), catalogue("zh")
-    measures = {f"{kind}_{name}" for kind in ("measure", "meaning") for name in LABELS}
-    assert chinese.keys() - english.keys() == measures, "in English they are in LABELS"
-    assert all(label.meaning.endswith(".") for label in LABELS.values())
-    assert not english.keys() - chinese.keys()
+    assert chinese.keys() == english.keys()
+    for label in LABELS.values():
+        assert label.text_zh
+        assert (label.meaning[-1], label.meaning_zh[-1]) == (".", "。")
     for key, text in english.items():
         fields = [set(re.findall(r"{(\w+)}", found)) for found in (text, chinese[key])]
         assert fields[0] == fields[1], key
@@ -579,13 +579,13 @@ def test_a_page_in_one_language_leaves_the_other_alone(run: Path, tmp_path: Path
 def test_a_measure_without_a_translation_is_shown_as_in_english(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    known = {key: text for key, text in catalogue("zh").items() if not key.endswith("_calmar")}
-    monkeypatch.setattr("echelon.report.texts.catalogue", lambda lang: known)
+    bare = replace(LABELS["calmar"], text_zh="", meaning_zh="")
+    monkeypatch.setattr("echelon.report.texts.LABELS", {**LABELS, "calmar": bare})
     words = Words("zh")
     assert words.measure("calmar") == LABELS["calmar"].text
     assert words.meaning("calmar") == LABELS["calmar"].meaning
     assert words.measure("of_my_own") == words.meaning("of_my_own") == "of my own"
-    assert words.measure("sharpe_annual") == known["measure_sharpe_annual"]
+    assert words.measure("sharpe_annual") == LABELS["sharpe_annual"].text_zh
 
 
 def test_rules_that_cannot_act_are_said_in_the_report(run: Path, tmp_path: Path) -> None:
@@ -687,6 +687,14 @@ def test_names_with_markup_in_them_stay_text(tmp_path: Path) -> None:
 
 def test_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"config\.yaml: no such file.*`echelon train`"):
+        write_report(tmp_path)
+
+
+def test_comparison_is_refused_with_the_name_of_a_run_in_it(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / "agents" / name).mkdir(parents=True)
+        (tmp_path / "agents" / name / "config.yaml").touch()
+    with pytest.raises(StoreError, match=rf"Name one in it: {tmp_path}/agents/a$"):
         write_report(tmp_path)
 
 

@@ -258,7 +258,7 @@ def only_allowed(actions: NDArray[Any], held: Holdings) -> NDArray[np.int8]:
     return np.where(allowed, actions, Action.HOLD).astype(np.int8)
 
 
-def _estimated(name: str, estimator: str, config: Config) -> Policy:
+def _policy_by_estimator(name: str, estimator: str, config: Config) -> Policy:
     every, bars = config.eval.rebalance_bars, config.eval.estimation_bars
     return _Rebalanced(name, every, bars, partial(_fit_weights, estimator))
 
@@ -266,8 +266,8 @@ def _estimated(name: str, estimator: str, config: Config) -> Policy:
 _MAKERS: Mapping[str, Callable[[Config], Policy]] = {
     "buy_and_hold": lambda c: _Rebalanced("buy_and_hold", None, 0, None, c.market.median_days),
     "equal_weight": lambda c: _Rebalanced("equal_weight", c.eval.rebalance_bars, 0, None),
-    "min_variance": partial(_estimated, "min_variance", "MeanRisk"),
-    "hrp": partial(_estimated, "hrp", "HierarchicalRiskParity"),
+    "min_variance": partial(_policy_by_estimator, "min_variance", "MeanRisk"),
+    "hrp": partial(_policy_by_estimator, "hrp", "HierarchicalRiskParity"),
     "momentum": lambda c: Momentum(c.eval.momentum_bars),
     "random": lambda c: Random(c.seed),
     "cash": lambda c: Cash(),

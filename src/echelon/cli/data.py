@@ -154,6 +154,8 @@ def synth(
     """Generate a seeded synthetic market into the store."""
     from echelon.data.sources import open_source
 
+    if export is not None and export.suffix != ".parquet":  # before anything is made
+        raise UsageError(f"--export {export}: the file is Parquet. Give it the ending .parquet.")
     market = {"n_symbols": n_symbols, "n_days": n_days, "seed": seed}
     values: dict[str, object] = {
         "source": "synthetic",
@@ -173,8 +175,6 @@ def _export(source: Source, path: Path) -> None:
     """Write a source's bars to one Parquet file, piece by piece; it appears whole or not at all."""
     import pyarrow.parquet as pq
 
-    if path.suffix != ".parquet":
-        raise UsageError(f"--export {path}: the file is Parquet. Give it the ending .parquet.")
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path.parent)
     with atomic_file(path) as handle, ExitStack() as stack:

@@ -73,8 +73,8 @@ def read_recent(path: Path, status: Mapping[str, Any]) -> Recent:
     with Journal.read(path) as journal:
         symbols = journal.about()["symbols"]
         per_set = 1 + journal.seq // max(int(status["bars"]), 1)
-        events = ("halt", "guard", "difference", "command")
-        kinds = ("bars", "decision", "refused", "stopped", *events)
+        shown = ("halt", "guard", "difference", "command")
+        kinds = ("bars", "decision", "refused", "stopped", *shown)
         for entry in journal.entries(max(0, journal.seq - _BARS * per_set), kinds):
             body = entry.body
             if entry.kind == "bars":

@@ -98,12 +98,12 @@ class LiveConfig(Section):
     """Which bar sets pass."""
     limits: LimitsConfig = LimitsConfig()
     """The risk gate before every order."""
-    alerts: AlertsConfig = AlertsConfig()
-    """Who is told of what, by which channel."""
     guard: GuardConfig = GuardConfig()
     """Alarms of bars unlike the training data, before their orders are sent."""
     drift: DriftConfig = DriftConfig()
     """Alarms of a book that is not what the backtest led to expect."""
+    alerts: AlertsConfig = AlertsConfig()
+    """Who is told of what, by which channel."""
     metrics: MetricsConfig = MetricsConfig()
     """Where Prometheus reads."""
     snapshot_every: PositiveInt = 50

@@ -253,7 +253,7 @@ class Label:
     unit: percent (0.123 prints as 12.3 %), multiple (94.6×), ratio or number (money: 1,235)
     higher_is_better: None where neither is
     least: what no value is below; an interval that assumes a normal distribution is cut there
-    meaning: in a sentence; this and `text` in other languages are in the report's catalogues
+    meaning: in a sentence; text_zh, meaning_zh: in Chinese, without which the English is shown
     """
 
     text: str
@@ -261,6 +261,8 @@ class Label:
     higher_is_better: bool | None
     digits: int = 2
     meaning: str = ""
+    text_zh: str = ""
+    meaning_zh: str = ""
     least: float = -math.inf
 
     @property

@@ -72,12 +72,16 @@ class Words:
     def measure(self, name: str) -> str:
         """What a measure is called; without a translation, as in English."""
         label = LABELS.get(name)
-        return self._text_or("measure", name, label.text if label else name.replace("_", " "))
+        if label is None:
+            return name.replace("_", " ")
+        return (self.lang == "zh" and label.text_zh) or label.text
 
     def meaning(self, name: str) -> str:
         """What a measure means, in a sentence; without a translation, as in English."""
         label = LABELS.get(name)
-        return self._text_or("meaning", name, label.meaning if label else self.measure(name))
+        if label is None:
+            return self.measure(name)
+        return (self.lang == "zh" and label.meaning_zh) or label.meaning
 
     def name(self, key: str) -> str:
         """What a baseline, an agent (`seed-42`) or the mean of agents is called."""

@@ -26,6 +26,7 @@ from echelon.population.reference_policies import HEDGE, expert_key
 from echelon.report.charts.chart import BASELINES
 from echelon.runs import RunDirectory
 from echelon.runs.metrics import LOG, TABLE, read_metrics
+from echelon.runs.registry import NESTED
 from echelon.training.run import seed_directory
 from echelon.types import Floats, Times
 
@@ -141,10 +142,12 @@ def gather(run: Path, splits: Sequence[str] | None) -> RunData:
     """Read a run; `splits` None: all it was evaluated on."""
     config_file = run / "config.yaml"
     if not config_file.is_file():
-        raise StoreError(
-            f"{config_file}: no such file, so {run} is not a run directory. `echelon train` makes "
-            "one."
+        inner = (path for name in NESTED for path in sorted((run / name).glob("*/config.yaml")))
+        first = next(inner, None)  # of an ablation or a comparison
+        remedy = (
+            "`echelon train` makes one." if first is None else f"Name one in it: {first.parent}"
         )
+        raise StoreError(f"{config_file}: no such file, so {run} is not a run directory. {remedy}")
     wanted = set(RunDirectory(run).evaluated_splits() if splits is None else splits)
     unknown = sorted(wanted - set(SPLITS))
     if unknown:
