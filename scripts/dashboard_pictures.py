@@ -6,8 +6,8 @@ It needs Prometheus and Alertmanager (Debian packages), no Grafana and no contai
 
 1. Prometheus and Alertmanager run with the files of deploy/, on free loopback ports.
 2. The demonstration's hierarchy is trained and exported while Prometheus reads its metrics.
-3. The engine trades the year 2022 on paper, a bar set every few tenths of a second; the decision
-   service, which knows nothing of it yet, answers the same bars.
+3. The engine trades the year 2022 on paper, a bar set every few tenths of a second, and is stopped
+   once for the summary of a day; the decision service answers the same bars.
 4. Every query of every dashboard is asked of Prometheus, and its answer is drawn.
 """
 
@@ -205,38 +205,14 @@ def demonstrate(directory: Path, pictures: Path) -> None:
     """Steps 1 to 4."""
     ports = {job: free_port() for job in ("engine", "decisions", "training")}
     os.environ["ECHELON_TOKEN"] = token = secrets.token_hex(16)
-    bundle, run, store = directory / "bundle", directory / "run", directory / "store"
-    about = ("--bundle", str(bundle), "--store", str(store), "--from", BEGIN)
     with watch(directory, token, ports, "http://127.0.0.1:9/") as (up, _):
-        begin, journal = time.time(), ("--journal", str(directory / "live.db"))
-        train = ("train", "--config", CONFIG, "--output-dir", str(run), *SHORT)
-        metrics = ("--metrics-port", str(ports["training"]), "-o", f"data.store={store}")
-        _start(*train, *metrics).wait()
+        begin = time.time()
+        metrics = ("--metrics-port", str(ports["training"]), f"-odata.store={directory / 'store'}")
+        _run("train", "--config", CONFIG, "--output-dir", str(directory / "run"), *SHORT, *metrics)
         trained = ask(up.url, "echelon_training_steps", begin, time.time())[0].points[-1][0]
-        _start("export", str(run), "--seed", "42", "--output-dir", str(bundle)).wait()
-        _start("live", "publish", *about, "--to", f"file:{directory / 'bars.jsonl'}").wait()
+        _run("export", str(directory / "run"), "--seed=42", f"--output-dir={directory / 'bundle'}")
         started = time.time()
-        day_before = date.fromisoformat(BEGIN) - timedelta(days=1)
-        engine = DecisionEngine.from_store(load_bundle(bundle), store, until=day_before)
-        engine.save(directory / "state")
-        serve = ("serve", str(bundle), "--store", str(store), "--state", str(directory / "state"))
-        service = _start(*serve, "--port", str(ports["decisions"]))
-        live = _start(
-            *("live", "run", *about, *journal),
-            *("--feed", f"store?speed={SPEED:.0f}", "-o", f"metrics.port={ports['engine']}"),
-        )
-        try:
-            for number, body in enumerate(_read_bars(directory / "bars.jsonl")):
-                if live.poll() is not None:
-                    break
-                if number == 100:
-                    _start("live", "summary", *about[:2], *journal).wait()
-                _post(f"http://127.0.0.1:{ports['decisions']}/v1/bars", token, body)
-            live.wait()
-        finally:
-            live.terminate()
-            service.terminate()
-            service.wait()
+        _trade(directory, token, ports)
         end = time.time() - 1.0
         pictures.mkdir(parents=True, exist_ok=True)
         spans = {"training": (begin, trained), "experts": (begin, end)}
@@ -246,9 +222,47 @@ def demonstrate(directory: Path, pictures: Path) -> None:
             draw(up.url, name, *spans.get(name, (started, end)), file)
 
 
-def _start(*arguments: str) -> subprocess.Popen[bytes]:
+def _trade(directory: Path, token: str, ports: Mapping[str, int]) -> None:
+    """Step 3."""
+    bundle, store, state = (directory / name for name in ("bundle", "store", "state"))
+    journal = ("--bundle", str(bundle), "--journal", str(directory / "live.db"))
+    about = (f"--store={store}", f"--from={BEGIN}")
+    bars = directory / "bars.jsonl"
+    _run("live", "publish", *journal[:2], *about, "--to", f"file:{bars}")
+    day_before = date.fromisoformat(BEGIN) - timedelta(days=1)
+    DecisionEngine.from_store(load_bundle(bundle), store, until=day_before).save(state)
+    port = ports["decisions"]
+    paced = (f"--feed=store?speed={SPEED:.0f}", f"-ometrics.port={ports['engine']}")
+    engine = ("live", "run", *journal, *about, *paced)
+    serve = ("serve", str(bundle), f"--store={store}", f"--state={state}", f"--port={port}")
+    with _started(*serve):
+        _run(*engine, "--bars=80")
+        _run("live", "summary", *journal)
+        with _started(*engine) as live:
+            for body in _read_bars(bars):
+                if live.poll() is not None:
+                    break
+                _post(f"http://127.0.0.1:{port}/v1/bars", token, body)
+            live.wait()
+
+
+def _run(*arguments: str) -> None:
+    """A command of Echelon, to its end."""
+    with _started(*arguments) as process:
+        if process.wait():
+            raise SystemExit(f"echelon {arguments[0]} ended with {process.returncode}.")
+
+
+@contextmanager
+def _started(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A command of Echelon, until the block ends."""
     print(f"$ echelon {' '.join(arguments)}", flush=True)
-    return subprocess.Popen([sys.executable, "-m", "echelon", *arguments])
+    process = subprocess.Popen([sys.executable, "-m", "echelon", *arguments])
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def _read_bars(messages: Path) -> Iterator[dict[str, Any]]:
