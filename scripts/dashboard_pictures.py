@@ -56,7 +56,8 @@ SHORT = tuple(
 """Half of the demonstration's training, and more points of it."""
 SPEED = 86_400.0 * 3
 """Of the market's time in the demonstration: three days a second."""
-Points = list[tuple[float, float]]
+Span = tuple[float, float]
+Points = list[Span]
 
 
 class Series(NamedTuple):
@@ -110,8 +111,8 @@ def watch(
             yield up, alerts
 
 
-def draw(url: str, name: str, begin: float, end: float, file: Path) -> None:
-    """One dashboard, from the committed file, as it stood at `end`; times are minutes."""
+def draw(url: str, name: str, live: Span, training: Span, file: Path) -> None:
+    """One dashboard, from the committed file, of these times; the axes have minutes."""
     tree = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in tree["panels"])
     with mpl.rc_context({"font.size": 7, "axes.titlesize": 8, "axes.titlelocation": "left"}):
@@ -127,7 +128,8 @@ def draw(url: str, name: str, begin: float, end: float, file: Path) -> None:
             low, right = at["y"] + at["h"] - (2 if at["h"] > 4 else 1), at["x"] + at["w"]
             place = figure.add_subplot(grid[at["y"] + 1 : low, at["x"] : right - 1])
             place.set_title(panel["title"])
-            _draw_panel(place, panel, url, begin, end)
+            of_training = "echelon_training" in panel["targets"][0]["expr"]
+            _draw_panel(place, panel, url, *(training if of_training else live))
         figure.savefig(file, dpi=110)
 
 
@@ -144,7 +146,7 @@ def _draw_panel(place: Axes, panel: Mapping[str, Any], url: str, begin: float, e
         shown = [(label, points[-1]) for label, points in lines]
         last = max((at for _, (at, _) in shown), default=end)
         texts = [_text(panel, label, value, unit) for label, (at, value) in shown if at == last]
-        size = 11 if len(texts) < 2 else 8
+        size = 10 if len(texts) < 2 else 8
         place.text(0, 0.5, "\n".join(texts), fontsize=size, va="center", color="#1a6")
         place.axis("off")
         return
@@ -165,7 +167,9 @@ def _draw_panel(place: Axes, panel: Mapping[str, Any], url: str, begin: float, e
         else:
             place.plot(times, values, lw=1, label=label, color=f"C{k % 10}")
     if panel["type"] == "state-timeline":
-        place.set_yticks(range(len(lines)), [label for label, _ in lines])
+        for k, (label, _) in enumerate(lines):
+            place.text(0.0, k, f" {label}", fontsize=6, va="center")
+        place.set_yticks([])
         place.set_ylim(-0.7, len(lines) - 0.3)
     else:
         _scale(place, panel["fieldConfig"]["defaults"]["unit"])
@@ -215,11 +219,10 @@ def demonstrate(directory: Path, pictures: Path) -> None:
         _trade(directory, token, ports)
         end = time.time() - 1.0
         pictures.mkdir(parents=True, exist_ok=True)
-        spans = {"training": (begin, trained), "experts": (begin, end)}
         for dashboard in DASHBOARDS:
             name = dashboard.uid.removeprefix("echelon-")
             file = pictures / f"dashboard-{name}.png"
-            draw(up.url, name, *spans.get(name, (started, end)), file)
+            draw(up.url, name, (started, end), (begin, trained), file)
 
 
 def _trade(directory: Path, token: str, ports: Mapping[str, int]) -> None:

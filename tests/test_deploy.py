@@ -412,5 +412,6 @@ def test_every_panel_has_data_of_a_real_engine_and_alerts_arrive(
         assert message["alerts"][0]["labels"]["severity"] == "critical"
         assert TOKEN not in json.dumps(posted)
         for board in BOARDS:
-            draw(up.url, board.stem, begin, time.time(), tmp_path / f"{board.stem}.png")
+            span = (begin, time.time())
+            draw(up.url, board.stem, span, span, tmp_path / f"{board.stem}.png")
             assert (tmp_path / f"{board.stem}.png").stat().st_size > 20_000
