@@ -396,7 +396,7 @@ def test_commands_show_and_verify_a_bundle(copy: Path, shell: Any) -> None:
     for text in ("A2C, seed 1", "AAPL", "graphs against torch", "preset paper", "next bar's open"):
         assert text in shown
     out, _ = shell.works("bundle", "verify", str(copy))
-    assert "whole, 10 files; the reference decisions are off by 0 at most, by onnxruntime" in out
+    assert "whole, 11 files; the reference decisions are off by 0 at most, by onnxruntime" in out
     (copy / "actor-0.onnx").write_bytes(b"")
     code, _, err = shell("bundle", "verify", str(copy))
     assert code == 5
