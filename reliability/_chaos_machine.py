@@ -156,16 +156,16 @@ class JumpingClock:
         self._bar = datetime(2015, 1, 2)
 
     def follow(self) -> None:
-        """Learn the bar's time from the engine."""
-        from echelon.live.engine import LiveEngine
+        """Learn the bar's time from the gate."""
+        from echelon.live.gate import Gate
 
-        step = LiveEngine.step
+        is_complete = Gate._is_complete
 
-        def stepped(engine: LiveEngine, bars: Any) -> None:
-            self._bar = bars.time.item()
-            step(engine, bars)
+        def looked(gate: Gate, pending: Any) -> bool:
+            self._bar = pending.time.item()
+            return is_complete(gate, pending)
 
-        LiveEngine.step = stepped  # type: ignore[method-assign, assignment]
+        Gate._is_complete = looked  # type: ignore[method-assign, assignment]
 
     def wall(self) -> datetime:
         """As `Clock.wall`."""

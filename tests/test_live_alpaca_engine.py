@@ -12,7 +12,7 @@ from fake_alpaca import KEY, SECRET, FakeAlpaca
 
 from echelon.config.live import LiveConfig
 from echelon.live.brokers import open_broker
-from echelon.live.engine import LiveEngine
+from echelon.live.engine import Command, LiveEngine
 from echelon.live.feeds import open_feed
 from echelon.live.feeds.alpaca import Anchors
 from echelon.live.feeds.history import StoredBars
@@ -114,6 +114,53 @@ def test_fills_between_two_questions_and_rounding_are_no_differences(
                 engine.state.counts["fills"] == 2
             )  # the first of a new journal says from where on
             assert engine.state.account["cash"] == venue.book.cash() < 200_000.0
+
+
+@pytest.mark.parametrize("how", ["adopt", "undo", "resume"])
+def test_a_trade_by_hand_halts_and_is_adopted_or_undone(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr("echelon.live.engine._FIT_SECONDS", 0.1)
+    symbol = served.bundle.symbols[0]
+    with FakeAlpaca(tmp_path / "v.db", cash=200_000.0) as venue:
+        monkeypatch.setenv("ECHELON_ALPACA_URL", venue.url)
+        with open_engine(served, tmp_path / "j.db", "alpaca") as engine:
+            engine.run(bars=3)
+            assert engine.state.mode == "running", engine.state.why
+            by_hand = {"client_order_id": "mine", "symbol": symbol, "side": "buy", "qty": "7"}
+            venue.book.prices[symbol] = 0.01  # all the money is spent
+            venue.book.place({**by_hand, "type": "market", "time_in_force": "day"})
+            del venue.book.prices[symbol]
+            engine.run(bars=2)
+            assert engine.state.mode == "halted"
+            assert engine.state.counts["difference"] == 1
+        with open_engine(served, tmp_path / "j.db", "alpaca") as engine:  # also behind a restart
+            held = venue.book.positions().get(symbol, 0.0)
+            said = engine.obey(Command("reconcile", "ann"))
+            assert said["differences"] == [f"{symbol}: +7 shares at the venue"]
+            if how != "resume":
+                engine.obey(Command("reconcile", "ann", adopt=how == "adopt", undo=how == "undo"))
+            engine.obey(Command("resume", "ann"))
+            now = venue.book.positions().get(symbol, 0.0)
+            assert now == pytest.approx(held - 7.0 if how == "undo" else held)
+            assert engine.obey(Command("reconcile", "ann"))["differences"] == []
+            engine.run(bars=2)
+            assert engine.state.mode == "running", engine.state.why
+
+
+def test_flatten_sells_what_was_filled_since_the_last_bar(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeAlpaca(tmp_path / "v.db", cash=200_000.0) as venue:
+        monkeypatch.setenv("ECHELON_ALPACA_URL", venue.url)
+        with open_engine(served, tmp_path / "j.db", "alpaca") as engine:
+            engine.run(bars=1)
+            assert engine.state.account["positions"] == {}
+            assert venue.book.positions()
+            engine.obey(Command("flatten", "ann"))
+            assert venue.book.positions() == {}
+            assert engine.reconcile() == []
+            assert engine.state.why == "command: flattened by an operator"
 
 
 def test_the_engine_trades_by_order_sheets(

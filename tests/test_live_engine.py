@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,15 @@ import numpy as np
 import pytest
 from engines import Served, a_share, daily
 
-from echelon.config.live import LimitsConfig, LiveConfig
+from echelon.config.live import GateConfig, LimitsConfig, LiveConfig
 from echelon.errors import EchelonError, StoreError, UsageError
-from echelon.live.brokers import BrokerError, open_broker
+from echelon.files import read_json, write_json
+from echelon.live.brokers import BrokerError, OrderRequest, open_broker
 from echelon.live.control import ControlServer, ask_engine, control_file, write_mode
 from echelon.live.engine import Clock, Command, LiveEngine, holdable
-from echelon.live.feeds import Feed, open_feed
+from echelon.live.feeds import Feed, open_feed, publish_bars
 from echelon.live.journal import Journal
-from echelon.live.limits import STOPPED
+from echelon.live.limits import STOPPED, RiskRecord, Situation, pass_orders
 from echelon.live.replay import replay_journal
 from echelon.serving.engine import Account
 
@@ -217,6 +219,28 @@ def test_flatten_sells_all_and_halts(served: Get, tmp_path: Path) -> None:
         assert engine.state.orders == {}
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_flatten_whose_orders_were_lost_sells_all_the_same(
+    served: Get, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    known, path = served(), tmp_path / "j.db"
+    with _engine(known, path, _until(known, 12)) as engine:
+        engine.run(bars=6)
+        lose = _Losing(engine.broker.submit, KeyboardInterrupt if killed else BrokerError)
+        monkeypatch.setattr(engine.broker, "submit", lose)
+        if not killed:
+            engine.obey(Command("flatten", "ann"))
+            engine.run(bars=2)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                engine.obey(Command("flatten", "ann"))
+        assert lose.lost
+    with _engine(known, path, _until(known, 12)) as engine:
+        engine.run(bars=2)
+        assert engine.state.mode == "halted"
+        assert engine.state.account["positions"] == {}
+
+
 @pytest.mark.parametrize(
     ("limits", "code"),
     [
@@ -260,7 +284,12 @@ def test_the_kill_file_stops_every_order_while_it_is_there(served: Get, tmp_path
         assert engine.state.counts["stopped"] > 0
         kill.unlink()
         engine.run(bars=3)
-        assert engine.state.counts["order"] > 0
+        sent = engine.state.counts["order"]
+        assert sent > 0
+        kill.touch()
+        with pytest.raises(UsageError, match="STOP is there"):
+            engine.obey(Command("flatten", "ann"))
+        assert engine.state.counts["order"] == sent
 
 
 def test_a_journal_of_another_bundle_and_a_bundle_that_fills_at_the_close_are_refused(
@@ -323,6 +352,45 @@ def test_a_clock_before_the_bars_halts(served: Get, tmp_path: Path) -> None:
         assert "order" not in engine.state.counts
 
 
+@pytest.mark.parametrize(
+    ("day", "received"),
+    [
+        ("2016-03-11", "2016-03-11T21:00:10"),
+        ("2016-03-14", "2016-03-14T20:00:10"),  # clocks went forward
+        ("2016-11-07", "2016-11-07T21:00:10"),
+        ("2016-11-25", "2016-11-25T18:00:10"),  # half a session
+    ],
+)
+def test_a_daily_bar_is_as_old_as_its_session_is_over(
+    served: Get, tmp_path: Path, day: str, received: str
+) -> None:
+    known = served()
+    with _engine(known, tmp_path / "j.db", _until(known, 12)) as engine:
+        at = datetime.fromisoformat(f"{received}+00:00")
+        assert engine._age(np.datetime64(day), at) == (10.0, True)
+        saturday = np.datetime64("2016-03-11"), datetime(2016, 3, 12, 17, tzinfo=UTC)
+        assert engine._age(*saturday) == (20.0 * 3600.0, False)
+
+
+def test_a_stray_bar_of_the_future_loses_none_of_those_before_it(
+    served: Get, tmp_path: Path
+) -> None:
+    known = served()
+    until, messages = _until(known, 12), tmp_path / "bars.jsonl"
+    publish_bars(known.bundle, known.store, f"file:{messages}", until, 6)
+    lines = messages.read_text().splitlines(keepends=True)
+    stray = lines[0].replace(lines[0].split('"time": "')[1][:10], "2017-01-05")
+    messages.write_text("".join([stray, *lines]))
+    day = known.world.times[known.rows(12).start + 5].astype("datetime64[D]").item()
+    config = QUICK.model_copy(update={"gate": GateConfig(deadline_seconds=0.01)})
+    with _engine(known, tmp_path / "j.db", until, f"file:{messages}?mode=live", config=config) as e:
+        e.clock = Clock(wall=lambda: datetime(day.year, day.month, day.day, 22, tzinfo=UTC))
+        e.run(lambda: e.state.mode == "halted")
+        assert e.state.why.startswith("clock: the clock says")
+        assert "before the end of the bars of 2017-01-05" in e.state.why
+        assert (e.state.bars, e.state.time[:10]) == (6, str(day))
+
+
 def test_commands_reach_a_running_engine_by_loopback_and_token_only(
     served: Get, tmp_path: Path
 ) -> None:
@@ -345,6 +413,16 @@ def test_commands_reach_a_running_engine_by_loopback_and_token_only(
         asking.join()
         assert answers[0] is not None
         assert answers[0]["mode"] == "halted"
+        with pytest.raises(EchelonError, match="adopt is 'no', expected true or false"):
+            ask_engine(path, token, Command("reconcile", adopt="no"))  # type: ignore[arg-type]
+        # An engine that was killed left its file, and another has its port now.
+        write_json(
+            control_file(tmp_path / "killed.db"),
+            {**read_json(control_file(path), dict[str, Any], ""), "engine": "its own"},
+        )
+        assert ask_engine(tmp_path / "killed.db", token) is None
+        assert ask_engine(tmp_path / "killed.db", token, Command("resume", "ann")) is None
+        assert engine.commands.empty()
     assert not control_file(path).exists()
     assert ask_engine(path, token) is None
     write_mode(path, Command("resume", "ann"))
@@ -395,22 +473,66 @@ def test_a_paper_venue_that_lost_its_journal_is_noticed(served: Get, tmp_path: P
         engine.run(bars=1)
 
 
+class _Losing:
+    """A broker's call whose first request never gets there."""
+
+    def __init__(self, call: Any, error: type[BaseException] = BrokerError) -> None:
+        self.call, self.error, self.lost = call, error, False
+
+    def __call__(self, *arguments: Any) -> Any:
+        if not self.lost:
+            self.lost = True
+            raise self.error("the request was lost")
+        return self.call(*arguments)
+
+
+def test_a_command_that_needs_the_venue_waits_until_the_venue_has_answered(
+    served: Get, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, path = served(), tmp_path / "j.db"
+    answer: Future[dict[str, Any]] = Future()
+    with _engine(known, path, _until(known, 12)) as engine:
+        engine.run(bars=4)
+        show, asked = engine.broker.show_bars, []  # type: ignore[attr-defined]
+
+        def lose_answer(bars: Any) -> Any:
+            shown = show(bars)
+            asked.append(bars.time)
+            if len(asked) == 1:
+                engine.commands.put((Command("reconcile", "ann"), answer))
+                raise BrokerError("the answer was lost")
+            return shown
+
+        monkeypatch.setattr(engine.broker, "show_bars", lose_answer)
+        engine.run(bars=3)
+        assert answer.result(0)["differences"] == []
+    with Journal.read(path) as journal:
+        fills = [f["trade_id"] for e in journal.entries(kinds=("fills",)) for f in e.body["fills"]]
+        assert replay_journal(known.bundle, journal).differences == ()
+    assert len(set(fills)) == len(fills) > 4
+
+
+def test_cash_of_a_sell_that_is_stopped_buys_nothing() -> None:
+    sell = OrderRequest("s", "A", "sell", 100.0, 10.0, -100.0)
+    buy = OrderRequest("b", "B", "buy", 50.0, 10.0, 50.0)
+    now = Situation("running", 1_000.0, Account(0.0, {"A": 100.0}, {}), {}, 0.0)
+    record = RiskRecord()
+    assert pass_orders(LimitsConfig(min_cash=0.1), record, [buy, sell], now) == ([sell, buy], [])
+    limits = LimitsConfig(min_cash=0.1, max_order_value=600.0)
+    passed, stopped = pass_orders(limits, record, [buy, sell], now)
+    assert passed == []
+    assert [code for _, code in stopped] == ["max_order_value", "min_cash"]
+
+
 def test_an_order_whose_request_was_lost_is_sent_again_before_the_next_bar(
     served: Get, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = served()
     with _engine(known, tmp_path / "j.db", _until(known, 12)) as engine:
-        submit, lost = engine.broker.submit, []
-
-        def lose_once(orders: Any) -> Any:
-            if not lost:
-                lost.append(orders)
-                raise BrokerError("the request was lost")
-            return submit(orders)
-
-        monkeypatch.setattr(engine.broker, "submit", lose_once)
+        lose = _Losing(engine.broker.submit)
+        monkeypatch.setattr(engine.broker, "submit", lose)
         engine.run(bars=1)
-        assert lost
+        assert lose.lost
         assert {order["state"] for order in engine.state.orders.values()} == {"accepted"}
         assert {status.id for status in engine.broker.open_orders()} == set(engine.state.orders)
 

@@ -193,6 +193,16 @@ def test_odd_bars_are_refused_and_the_others_pass(body: dict[str, Any], reason: 
     _panel().push(bars)  # what passed is never refused behind the gate
 
 
+def test_strangers_open_no_set_and_start_no_deadline() -> None:
+    gate, tape = _gate(live=True, deadline_seconds=5.0), Tape()
+    tape.bar(DAYS[0], "ZZZ", 1.0).add("facts", DAYS[0], symbol="YYY", member=True)
+    assert _pass(gate, tape.messages) == []
+    assert _pass(gate, [], 99.0) == []
+    assert _reasons(gate) == [("universe", "ZZZ"), ("universe", "YYY")]
+    assert gate.offsets == {"s": 2}
+    assert _times(_pass(gate, Tape("s").bars(DAYS[0], close=False).messages, 99.0)) == [DAYS[0]]
+
+
 def test_times_off_the_calendar_are_refused() -> None:
     gate, tape = _gate(), Tape()
     tape.bar("2020-01-04", "AAA", 11.0).bar("2020-01-02T10:00", "AAA", 11.0)
@@ -312,11 +322,29 @@ def test_floods_are_counted() -> None:
     gate, tape = _gate(), Tape()
     for _ in range(1_500):
         tape.add("refused", "", reason="json", detail="no JSON")
-    _pass(gate, tape.messages)
-    refusals = gate.drain()
-    assert len(refusals) == 1_001
-    assert refusals[-1].reason == "flood"
-    assert refusals[-1].detail == "500 more: unreadable"
+    _pass(gate, tape.messages[:1_200])
+    assert len(gate.drain()) == 1_000
+    _pass(gate, tape.messages[1_200:])
+    assert gate.drain() == []  # also behind a look: until the next bar set
+    _pass(gate, Tape().bars(DAYS[0]).messages)
+    (refusal,) = gate.drain()
+    assert refusal.reason == "flood"
+    assert refusal.detail == "500 more: unreadable"
+    _pass(gate, tape.messages[:1])
+    assert _reasons(gate) == [("unreadable", "")]
+
+
+def test_a_live_set_from_the_future_halts_and_waits_and_those_before_it_pass() -> None:
+    gate, tape = _gate(live=True), Tape()
+    gate.why_early = lambda time: f"{time}!" if time > np.datetime64(DAYS[1]) else None
+    tape.bars(DAYS[3]).bars(DAYS[0], close=False)
+    assert _times(_pass(gate, tape.messages)) == [DAYS[0], "halt clock"]
+    assert _reasons(gate) == [("calendar", "")]  # its close would close those before it
+    assert _times(_pass(gate, tape.bar(DAYS[1], "AAA", 11.0).messages[-1:])) == []
+    assert _times(_pass(gate, tape.add("close", DAYS[1]).messages[-1:])) == [DAYS[1]]
+    assert _pass(gate, [], 99.0) == []
+    gate.why_early = lambda _time: None  # the clock has come to it
+    assert _times(_pass(gate, [], 99.0)) == ["halt gap", DAYS[2], DAYS[3]]
 
 
 def test_a_source_far_ahead_is_held_until_the_others_follow() -> None:

@@ -23,7 +23,7 @@ from echelon.live.journal import Journal
 from echelon.live.replay import replay_journal
 from scripts.services import Running
 
-pytestmark = [pytest.mark.services, pytest.mark.slow]
+pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(900)]
 CONFIG = LiveConfig(sync=False, snapshot_every=200)
 YEAR = (
     "split={train: [2022-02-07, 2022-11-30], valid: [2022-12-01, 2023-12-15], "

@@ -72,6 +72,7 @@ def eventful(known: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
         engine.run(bars=BARS // 2 - 2)
         body = {"source": "0", "offset": 7, "time": "2018-01-02", "symbol": "AAPL"}
         engine.journal.append("refused", {**body, "reason": "late", "detail": "passed"})
+        engine.journal.append("recovered", {"snapshot": 1, "time": ""})
         engine.journal.append("difference", {"differences": ["AAPL: journal 1 shares, venue 2"]})
         engine.halt("difference", "paper and journal differ: AAPL")
     return path
@@ -235,6 +236,8 @@ def test_report_tells_what_happened_in_both_languages(
         ):
             assert text in own, text
         assert "operator &lt;b&gt;" in own
+        assert words("live_kind_recovered") in own
+        assert "&quot;snapshot&quot;" not in own
         assert words("live_verdict_equal", decisions=BARS, orders=0, bars=BARS) not in own
     assert verdict(results, words).key == "open"
     assert results.replay.touched is not None
@@ -295,8 +298,11 @@ def test_journal_without_a_decision_is_refused(known: Served, tmp_path: Path) ->
     path = tmp_path / "live.db"
     with _engine(known, path, LimitsConfig()):
         pass
-    with Journal.read(path) as journal, pytest.raises(DataError, match="nothing was decided yet"):
-        write_live_report(known.bundle, journal, tmp_path / "report", "en")
+    with Journal.read(path) as journal:
+        with pytest.raises(DataError, match="nothing was decided yet"):
+            write_live_report(known.bundle, journal, tmp_path / "report", "en")
+        with pytest.raises(DataError, match="nothing was decided yet"):
+            replay_journal(known.bundle, journal)
 
 
 # The dashboard.
@@ -316,6 +322,9 @@ def test_dashboard_shows_equity_positions_orders_and_warnings(eventful: Path) ->
     assert f"{status['equity']:,.2f}" in text
     assert sparkline(recent.equity) in text
     assert "halted; no engine runs" in text
+    unknown = _drawn(status_view({**status, "running": None}, recent))
+    assert "ECHELON_TOKEN is not set" in unknown
+    assert "no engine runs" not in unknown
     assert "halt: difference: paper and journal differ: AAPL" in text
     assert STOPPED["max_turnover"] in text
     assert REFUSED["late"] in text

@@ -233,7 +233,7 @@ def replay(
         + (
             f"; {done.compared} bars with {done.orders} orders, fills and equity equal the backtest"
             if done.compared
-            else "; fills were a venue's, so no backtest is compared"
+            else "; a backtest is compared from the second bar on, where fills were the kernel's"
         )
         + (f" (up to {done.touched}, where orders were stopped)" if done.touched else "")
     )
@@ -415,11 +415,14 @@ def _standing(journal: Path) -> dict[str, Any]:
     if answer is not None:
         return {**answer, "running": True}
     with Journal.read(journal) as opened:
-        return {**last_status(opened), "running": False}
+        # Without the token nobody can be asked: what the journal says, and no word of the engine.
+        return {**last_status(opened), "running": None if token is None else False}
 
 
 def _line(status: dict[str, Any]) -> str:
     why = f" ({status['why']})" if status["why"] else ""
+    if not status["bars"]:
+        return f"{status['mode']}{why}: no bars yet"
     return (
         f"{status['mode']}{why}: {status['bars']} bars, up to {status['time'][:16]}, equity "
         f"{status['equity']:,.2f}, {len(status['account'].get('positions', {}))} positions"

@@ -131,8 +131,11 @@ def sparkline(values: Sequence[float]) -> str:
 
 def _head(status: Mapping[str, Any]) -> Text:
     mode, style = status["mode"].replace("_", " "), _MODES.get(status["mode"], "")
-    if not status.get("running", True):
-        mode = "no engine runs" if mode == "running" else f"{mode}; no engine runs"
+    if not (running := status.get("running", True)):
+        engine = (
+            "no engine runs" if running is False else "as written down: ECHELON_TOKEN is not set"
+        )
+        mode = engine if mode == "running" else f"{mode}; {engine}"
         style = "bold" if status["mode"] == "running" else style
     text = Text(printable(f"{status['policy']} · {status['broker']}  "), style="bold")
     text.append(mode, style)

@@ -10,13 +10,14 @@ and hold when it starts.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from pathlib import Path
 from typing import Any
 
-from echelon.errors import EchelonError, UsageError
+from echelon.errors import EchelonError, UsageError, shorten
 from echelon.files import Closing, read_json, write_json
 from echelon.live.brokers import BrokerError
 from echelon.live.engine import MODES, Command, LiveEngine
@@ -37,25 +38,35 @@ class ControlServer(Closing):
         """port: 0 takes any that is free"""
         self._engine = engine
         self._file = control_file(engine.journal.path)
+        self._key = secrets.token_hex(8)
         routes = {("GET", "/v1/status"): self._status, ("POST", "/v1/command"): self._command}
         pages = {} if metrics is None else metrics_route(metrics)
         self._server = serve({**routes, **pages}, token, port)
         self.port = self._server.port
-        write_json(self._file, {"port": self.port, "pid": os.getpid()})
+        write_json(self._file, {"port": self.port, "pid": os.getpid(), "engine": self._key})
 
     def close(self) -> None:
         """Listen no longer."""
         self._file.unlink(missing_ok=True)
         self._server.close()
 
-    def _status(self, _body: Mapping[str, Any]) -> dict[str, Any]:
-        return self._engine.published
+    def _is_for_another(self, body: Mapping[str, Any]) -> bool:
+        """Whether one is meant that had this port, and left its file behind when it was killed."""
+        return bool(body.get("engine", self._key) != self._key)
+
+    def _status(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return {} if self._is_for_another(body) else self._engine.published
 
     def _command(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        odd = set(body) - set(Command._fields)
+        if self._is_for_another(body):
+            return {}
+        odd = set(body) - {*Command._fields, "engine"}
         if odd or not isinstance(body.get("name"), str):
             raise UsageError(f"expected the fields {', '.join(Command._fields)}.")
-        flags = {name: bool(body.get(name, False)) for name in ("adopt", "undo")}
+        flags = {name: body.get(name, False) for name in ("adopt", "undo")}
+        for name, flag in flags.items():
+            if not isinstance(flag, bool):
+                raise UsageError(f"{name} is {shorten(repr(flag), 60)}, expected true or false.")
         command = Command(body["name"], str(body.get("by", ""))[:100], **flags)
         answer: Future[dict[str, Any]] = Future()
         self._engine.commands.put((command, answer))
@@ -81,9 +92,11 @@ def ask_engine(journal: Path, token: str, command: Command | None = None) -> dic
     about = read_json(file, dict[str, Any], "Remove the file if no engine runs.")
     url = f"http://127.0.0.1:{about.get('port')}"
     try:
+        key = {"engine": about.get("engine")}
         if command is None:
-            return call(url, "GET", "/v1/status", None, token, _SECONDS)
-        return call(url, "POST", "/v1/command", command._asdict(), token, 2 * _SECONDS)
+            return call(url, "GET", "/v1/status", key, token, _SECONDS) or None
+        body = {**command._asdict(), **key}
+        return call(url, "POST", "/v1/command", body, token, 2 * _SECONDS) or None
     except BrokerError:
         return None
 

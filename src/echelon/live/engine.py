@@ -31,7 +31,7 @@ import logging
 import queue
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -87,6 +87,8 @@ _OVERDRAFT = 0.05
 """Share of the equity that cash may be below zero, after a gap at the open, without a halt."""
 _FIT_SECONDS = 5.0
 """That a venue's fills and positions may take to fit each other."""
+_REMEMBERED = 3
+"""Bar sets for which an order is known behind its end: its fills may be listed later."""
 _SAME = 1e-6
 """Relative difference of positions that is rounding; a thousand times it of the equity, of cash."""
 _REMEDY = "Run `echelon live journal verify`; start from a backup of the journal, or a new one."
@@ -114,6 +116,8 @@ class LiveState:
     account: dict[str, Any] = field(default_factory=dict)
     in_charge: dict[str, Any] | None = None  # of a hierarchy
     orders: dict[str, dict[str, Any]] = field(default_factory=dict)  # those that are not final
+    ended: dict[str, int] = field(default_factory=dict)  # orders that became final → at which bar
+    surplus: dict[str, float] = field(default_factory=dict)  # shares of differences, not settled
     risk: RiskRecord = field(default_factory=RiskRecord)
     counts: dict[str, int] = field(default_factory=dict)  # of entries, by kind
 
@@ -139,6 +143,7 @@ class LiveState:
         if kind == "bars":
             self.time, self.bars = body["time"], self.bars + 1
             self.offsets, self.seen = dict(body["offsets"]), dict(body["seen"])
+            self.ended = {k: at for k, at in self.ended.items() if at > self.bars - _REMEMBERED}
         elif kind == "refused":
             known = self.refused_to.get(body["source"], -1)
             if body["offset"] > known:
@@ -157,12 +162,18 @@ class LiveState:
             self.orders[body["id"]].update(body)
             if body["state"] not in OPEN:
                 del self.orders[body["id"]]
+                self.ended[body["id"]] = self.bars
+        elif kind == "difference":
+            for symbol, shares in body.get("surplus", {}).items():
+                self.surplus[symbol] = self.surplus.get(symbol, 0.0) + shares
         elif kind == "guard" and body.get("action") == "reduce" and self.mode == "running":
             self.mode, self.why = "reduce_only", f"{body['guard']}: {body['detail']}"
         elif kind == "halt":
             self.mode, self.why = "halted", f"{body['reason']}: {body['detail']}"
         elif kind == "command" and body["name"] in MODES:
             self.mode = MODES[body["name"]]
+            if self.mode == "running":
+                self.surplus = {}
             self.why = "" if self.mode == "running" else f"command of {body['by'] or 'operator'}"
 
     @classmethod
@@ -215,6 +226,7 @@ class LiveEngine(Closing):
         self.commands: queue.SimpleQueue[tuple[Command, Future[dict[str, Any]]]] = (
             queue.SimpleQueue()
         )
+        self._put_off: list[tuple[Command, Future[dict[str, Any]]]] = []
         self.watchers: list[Watcher] = []
         self.errors: Counter[str] = Counter()  # that trading went on behind, by kind
         self._written: list[tuple[str, Mapping[str, Any]]] = []  # entries not committed yet
@@ -296,6 +308,7 @@ class LiveEngine(Closing):
         self.reconcile()
         state = self.state
         self.gate.resume(state.offsets, state.seen, state.refused_to)
+        self.gate.why_early = self._why_early
         if self._undecided is not None:
             self._decide(self._undecided, self.clock.wall())
             self.decider.complete()
@@ -405,7 +418,7 @@ class LiveEngine(Closing):
             fills = []  # what was traded before this journal is not its own
         if fills or not self.state.account:
             self._record("fills", {"fills": [f._asdict() for f in fills], "cursor": cursor})
-        if fills:
+        if fills or (differences and self._venue is None):
             self._record("account", account._asdict())
         self._commit()
         return differences
@@ -521,20 +534,18 @@ class LiveEngine(Closing):
     def _resolve(self) -> None:
         """Ask the venue about orders in flight, and send those that it never got.
 
-        Where nothing may be sent now, by mode or clock, such an order is cancelled instead.
+        Where it may not be sent now, by mode or clock, such an order is cancelled instead.
         """
         waited = 0.05
         while orders := self._in_flight():
             try:
                 known = self.broker.orders([order["id"] for order in orders])
                 self._take_answers(known.values())
-                lost = [order for order in orders if order["id"] not in known]
-                barred = self._reason_not_to_send()
-                if barred is None:
-                    self._send([_request_of(order) for order in lost])
-                else:
-                    gone = (OrderStatus(o["id"], "cancelled", 0.0, barred) for o in lost)
-                    self._take_answers(gone)
+                lost = [(o, self._reason_not_to_send(o)) for o in orders if o["id"] not in known]
+                self._take_answers(
+                    OrderStatus(o["id"], "cancelled", 0.0, why) for o, why in lost if why
+                )
+                self._send([_request_of(order) for order, why in lost if not why])
             except BrokerError as error:
                 self._note_silence(error)
             if not self._in_flight():
@@ -573,8 +584,11 @@ class LiveEngine(Closing):
 
     def _flatten(self, seq: int) -> None:
         """Sell all that is held, then halt. seq: of the command, by which the orders are known."""
+        self._refuse_killed("flatten")
         self._resolve()
         self._finish_orders()
+        if self._venue is None:  # others fill between bars, too
+            self._take_books()
         close = dict(zip(self.decider.symbols, self._closes(), strict=True))
         orders = [
             OrderRequest(
@@ -594,9 +608,11 @@ class LiveEngine(Closing):
     def _compare(self, account: Account, fills: Sequence[VenueFill]) -> list[str]:
         """What the venue holds beside what the journal says; differences halt the engine."""
         differences = self._differences(account, fills)
+        if differences:
+            surplus = surplus_of(self._account_by(fills), account)
+            self._record("difference", {"differences": differences, "surplus": surplus})
         if differences and self.state.mode != "halted":
             some = "; ".join(differences[:20])
-            self._record("difference", {"differences": differences})
             self.halt("difference", f"{self.broker.name} and journal differ: {some}")
         return differences
 
@@ -604,8 +620,21 @@ class LiveEngine(Closing):
         """Where the journal and these fills do not come to what the venue holds."""
         if not self.state.account:
             return []
-        expected = add_fills(account_of(self.state.account), fills)
-        return compare_accounts(expected, account, self.state.risk.equity)
+        return compare_accounts(self._account_by(fills), account, self.state.risk.equity)
+
+    def _account_by(self, fills: Sequence[VenueFill]) -> Account:
+        """What is held by the journal and those of the fills that are of its orders."""
+        known = self.state.orders.keys() | self.state.ended.keys()
+        ours = [fill for fill in fills if fill.order_id in known]
+        return add_fills(account_of(self.state.account), ours)
+
+    def _take_books(self) -> list[str]:
+        """Write down what was filled since the last look, and what is held: the differences."""
+        fills, cursor, account = self._ask_books()
+        differences = self._compare(account, fills)
+        self._record("fills", {"fills": [f._asdict() for f in fills], "cursor": cursor})
+        self._record("account", account._asdict())
+        return differences
 
     def _ask_books(self) -> tuple[list[VenueFill], str, Account]:
         """(fills since the last ones, the cursor behind them, what is held), of one moment.
@@ -671,7 +700,7 @@ class LiveEngine(Closing):
         self._show_watchers()
         if self._stop():
             raise Interrupted("stopped while the venue does not answer; start again to go on")
-        self._obey()
+        self._obey(MODES)  # what needs the venue would meet what is going on with it
         time.sleep(seconds)
 
     def _rest(self) -> None:
@@ -694,36 +723,58 @@ class LiveEngine(Closing):
         for refusal in self.gate.drain():
             self._record("refused", refusal._asdict())
 
-    def _reason_not_to_send(self) -> str | None:
-        """Why nothing may be sent now; None: it may."""
+    def _reason_not_to_send(self, order: Mapping[str, Any]) -> str | None:
+        """Why an order may not be sent now; None: it may. An operator's stops at the kill file."""
+        if "by" in order:
+            return "kill_file" if self._is_killed() else None
         if self.state.mode == "halted":
             return "halted"
         return self._look_at_clock(self.decider.time, self.clock.wall())[1]
 
+    def _is_killed(self) -> bool:
+        kill = self.config.limits.kill_file
+        return kill is not None and kill.exists()
+
+    def _refuse_killed(self, command: str) -> None:
+        if self._is_killed():
+            raise UsageError(
+                f"{command}: the kill-switch file {self.config.limits.kill_file} is there, and "
+                "nothing is sent. Remove it, then say it again."
+            )
+
     def _look_at_clock(self, bar: np.datetime64, received: datetime) -> tuple[float, str | None]:
         """(seconds on the feed's clock, why nothing may be sent now)."""
         limits = self.config.limits
-        kill = limits.kill_file
-        barred = "kill_file" if kill is not None and kill.exists() else None
+        barred = "kill_file" if self._is_killed() else None
         if not self.feed.live:
             return float(bar.astype("datetime64[us]").astype(np.int64)) / 1e6, barred
+        age, in_session = self._age(bar, received)
+        if limits.trading_hours and not in_session:
+            barred = barred or "closed"
+        if age < -_MOST_AHEAD:
+            self.halt("clock", _clock_text(bar, received))
+        elif limits.max_age_seconds is not None and age > limits.max_age_seconds:
+            barred = barred or "old_data"
+        return received.timestamp(), barred
+
+    def _age(self, bar: np.datetime64, received: datetime) -> tuple[float, bool]:
+        """(seconds since the end of these bars, whether the exchange has a session that day)."""
         kind = self.decider.panel.kind
         now = received.astimezone(ZoneInfo(kind.timezone)).replace(tzinfo=None)
-        ends = bar.astype("datetime64[us]").item()
+        ends, in_session = bar.astype("datetime64[us]").item(), True
         if kind.calendar not in (FROM_DATA, ROUND_THE_CLOCK):
             day = now.date()
             table = hours(kind.calendar, ends.date(), max(day, ends.date()), kind.timezone)
             if kind.freq == "1d":
                 ends = table["close"][0]
-            opens = table["open"].to_list()
-            if limits.trading_hours and all(begin.date() != day for begin in opens):
-                barred = barred or "closed"
-        age = (now - ends).total_seconds()
-        if age < -_MOST_AHEAD:
-            self.halt("clock", f"the clock says {now}, before the bars of {bar}")
-        elif limits.max_age_seconds is not None and age > limits.max_age_seconds:
-            barred = barred or "old_data"
-        return received.timestamp(), barred
+            in_session = any(begin.date() == day for begin in table["open"].to_list())
+        return (now - ends).total_seconds(), in_session
+
+    def _why_early(self, bar: np.datetime64) -> str | None:
+        """Why bars cannot be of now: the clock has not come to their end; None: they can."""
+        received = self.clock.wall()
+        early = self._age(bar, received)[0] < -_MOST_AHEAD
+        return _clock_text(bar, received) if early else None
 
     def _closes(self) -> list[float]:
         world = self.decider.world
@@ -732,10 +783,15 @@ class LiveEngine(Closing):
 
     # Operators.
 
-    def _obey(self) -> None:
-        """Do what operators asked for since the last look."""
+    def _obey(self, names: Collection[str] | None = None) -> None:
+        """Do what operators asked for since the last look; of these commands, others later."""
+        heard, self._put_off = self._put_off, []
         while not self.commands.empty():
-            command, answer = self.commands.get()
+            heard.append(self.commands.get())
+        for command, answer in heard:
+            if names is not None and command.name not in names:
+                self._put_off.append((command, answer))
+                continue
             try:
                 answer.set_result(self.obey(command))
             except EchelonError as error:
@@ -758,24 +814,26 @@ class LiveEngine(Closing):
     def _settle_differences(self, command: Command, seq: int) -> list[str]:
         """Compare venue and journal; adopt what the venue has, or send what undoes it."""
         if not (command.adopt or command.undo):
-            return self.reconcile()
+            differences = self.reconcile()
+            left = [f"{s}: {n:+g} shares at the venue" for s, n in self.state.surplus.items() if n]
+            return differences or left
         if self._venue is not None:
             raise UsageError("a paper venue is the journal's own: there is nothing to settle.")
-        fills, cursor, account = self._ask_books()
-        orders: list[OrderRequest] = []
         if command.undo:
-            close = dict(zip(self.decider.symbols, self._closes(), strict=True))
-            expected = add_fills(account_of(self.state.account), fills)
-            for symbol in sorted({*expected.positions, *account.positions}):
-                more = expected.positions.get(symbol, 0.0) - account.positions.get(symbol, 0.0)
-                if abs(more) > _SAME and symbol in close:
-                    name = self._order_id(self.state.time, symbol, f"undo-{seq}")
-                    side = "buy" if more > 0 else "sell"
-                    orders.append(
-                        OrderRequest(name, symbol, side, abs(more), close[symbol], more)  # type: ignore[arg-type]
-                    )
-        self._record("fills", {"fills": [f._asdict() for f in fills], "cursor": cursor})
-        self._record("account", account._asdict())
+            self._refuse_killed("reconcile --undo")
+        self._take_books()
+        close = dict(zip(self.decider.symbols, self._closes(), strict=True))
+        orders = [
+            OrderRequest(
+                self._order_id(self.state.time, symbol, f"undo-{seq}"),
+                *(symbol, "sell" if more > 0.0 else "buy", abs(more), close[symbol], -more),
+            )
+            for symbol, more in sorted(self.state.surplus.items())
+            if more and command.undo
+        ]
+        back = {symbol: -more for symbol, more in self.state.surplus.items()}
+        said = f"settled: {'undo' if command.undo else 'adopt'}"
+        self._record("difference", {"differences": [said], "surplus": back})
         self._write_intents(orders, (), self.decider.time, 0.0, "undo")
         self._commit()
         self._send(orders)
@@ -857,6 +915,17 @@ _MOST_AHEAD = 5.0
 
 class Interrupted(EchelonError):
     """A stop was asked for while the engine waited for its venue."""
+
+
+def surplus_of(journal: Account, venue: Account) -> dict[str, float]:
+    """Symbol → shares that a venue holds beyond the journal."""
+    every = {s: venue.positions.get(s, 0.0) for s in {*journal.positions, *venue.positions}}
+    more = {s: held - journal.positions.get(s, 0.0) for s, held in sorted(every.items())}
+    return {symbol: shares for symbol, shares in more.items() if abs(shares) > _SAME}
+
+
+def _clock_text(bar: np.datetime64, received: datetime) -> str:
+    return f"the clock says {received:%Y-%m-%d %H:%M:%S} UTC, before the end of the bars of {bar}"
 
 
 def holdable(account: Account) -> Account:

@@ -3,8 +3,9 @@
 1. `take` reads messages into the set of their time. What cannot be used (a time that is over or off
    the calendar, a second bar, a value that is no number) is refused, with its reason.
 2. A set is complete when every source has said `close`, when every symbol that is expected has its
-   bar, or, of a live feed, at the deadline after its first message. A source of history that says
-   no `close` is done with a time when two later ones have come, or at its end.
+   bar, or, of a live feed, at the deadline after its first message; one that the clock has not come
+   to waits, and halts the engine. A source of history that says no `close` is done with a time when
+   two later ones have come, or at its end.
 3. `ready` passes the oldest set once it is complete. Bars that no market has are refused one by one
    and count as missing: values out of bounds, jumps that the next bar does not confirm, prices that
    stand still. Missing symbols are carried as not tradable, or halt, by rule.
@@ -20,7 +21,7 @@ again after a crash is neither used nor refused a second time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from typing import Any, NamedTuple
@@ -122,6 +123,7 @@ class Gate:
         self._closed: dict[str, np.datetime64] = {}
         self._sources: tuple[str, ...] = ()
         self._refusals: list[Refusal] = []
+        self._noted = 0  # of them since the last set
         self._more: Counter[str] = Counter()
         self._strangers: set[str] = set()
         self._ticks = TickBars(self._kind)
@@ -131,6 +133,8 @@ class Gate:
         self._expected = set(np.flatnonzero(traded).tolist())
         self._newest: dict[str, np.datetime64] = {}
         self._behind = False
+        self.why_early: Callable[[np.datetime64], str | None] = lambda _time: None
+        self._early: np.datetime64 | None = None
 
     @classmethod
     def from_engine(cls, engine: DecisionEngine, config: GateConfig, *, live: bool) -> Gate:
@@ -198,9 +202,15 @@ class Gate:
                 self._refuse(message, "unreadable", detail)
                 continue
             time = message.time
+            if message.kind == "close" and self._live and (why := self._why_odd(time)):
+                self._refuse(message, "calendar", why)  # it would close what lies before, too
+                continue
             newest = self._newest.get(message.source)
             if newest is None or time > newest:
                 self._newest[message.source] = time
+            if message.kind in _OF_A_SYMBOL and self._column_of(message.body) is None:
+                self._refuse_stranger(message)  # which opens no set, and starts no deadline
+                continue
             pending = self._pending.get(time)
             if pending is None:
                 if message.kind == "close":
@@ -238,7 +248,11 @@ class Gate:
                     waiting = len(self._pending)
                     yield Halt("behind", f"{waiting} bar sets wait, the first is of {time}")
                 self._behind = many
+                if not (many or (yield from self._is_due(time))):
+                    return
                 yield from self._judge_missing(pending)
+            elif not (ended or (yield from self._is_due(time))):
+                return
             for gap in self._gaps(time):
                 if isinstance(gap, Halt):
                     yield gap
@@ -251,6 +265,14 @@ class Gate:
             self.note_set(bars)
             yield bars
 
+    def _is_due(self, time: np.datetime64) -> Generator[Halt, None, bool]:
+        """Whether a live set may pass: one that is ahead of the clock waits for it, and halts."""
+        why = self.why_early(time) if self._live else None
+        if why is not None and time != self._early:
+            self._early = time
+            yield Halt("clock", why)
+        return why is None
+
     def ahead(self) -> frozenset[str]:
         """Sources to read no further for now: they are past the oldest set, others are not."""
         if len(self._pending) <= self._config.pending_sets:
@@ -262,6 +284,10 @@ class Gate:
     def note_set(self, bars: BarSet, doubted: Mapping[str, float] | None = None) -> None:
         """Remember a set that has passed; doubted: of the journal, where it passed before."""
         self._last = bars.time
+        for reason, count in self._more.items():
+            self._refusals.append(Refusal("", -1, "", "", "flood", f"{count:,} more: {reason}"))
+        self._more.clear()
+        self._noted = 0
         self._memory.note(bars)
         self._expected = set(np.flatnonzero(self._memory.had).tolist())
         if doubted is not None:
@@ -274,17 +300,24 @@ class Gate:
     def drain(self) -> list[Refusal]:
         """What was refused since the last time."""
         refusals, self._refusals = self._refusals, []
-        for reason, count in self._more.items():
-            refusals.append(Refusal("", -1, "", "", "flood", f"{count:,} more: {reason}"))
-        self._more.clear()
         return refusals
+
+    def _why_off_grid(self, time: np.datetime64) -> str | None:
+        """Why no bar can be of a time; None: one can."""
+        try:
+            self._panel.check_grid(time)
+        except DataError as error:
+            return str(error)
+        return None
+
+    def _why_odd(self, time: np.datetime64) -> str | None:
+        return self._why_off_grid(time) or self.why_early(time)
 
     def _open(self, message: Message, now: float) -> _Pending | None:
         """The set of a new time; None, and a refusal, where no bar can be of that time."""
-        try:
-            self._panel.check_grid(message.time)
-        except DataError as error:
-            self._refuse(message, "calendar", str(error))
+        why = self._why_off_grid(message.time)
+        if why is not None:
+            self._refuse(message, "calendar", why)
             return None
         n = len(self._column)
         rows = {name: [np.nan] * n for name in self._fields}
@@ -295,13 +328,7 @@ class Gate:
     def _take_bar(self, item: _Item) -> None:
         message, pending = item
         body = message.body
-        n = self._column_of(body)
-        if n is None:
-            symbol = shorten(str(body.get("symbol")), 64)
-            if symbol not in self._strangers and len(self._strangers) < _MOST_REFUSALS:
-                self._strangers.add(symbol)
-                self._refuse(message, "universe", "not in the bundle's universe")
-            return
+        n = self._column[body["symbol"]]
         values: list[float] = []
         for name in self._fields:
             value = body.get(name)
@@ -365,15 +392,20 @@ class Gate:
 
     def _take_facts(self, item: _Item) -> None:
         message, pending = item
-        n = self._column_of(message.body)
-        if n is None:
-            return  # of a symbol that nobody asked about
+        n = self._column[message.body["symbol"]]
         for name in ("listed", "delisted"):
             day = message.body.get(name)
             if day is not None and _day(day) is None:
                 self._refuse(message, "value", f"{name} is {shorten(repr(day), 60)}, not a day")
                 return
         pending.facts.append((n, message.body))
+
+    def _refuse_stranger(self, message: Message) -> None:
+        """Say once of a symbol that the bundle does not trade it."""
+        symbol = shorten(str(message.body.get("symbol")), 64)
+        if symbol not in self._strangers and len(self._strangers) < _MOST_REFUSALS:
+            self._strangers.add(symbol)
+            self._refuse(message, "universe", "not in the bundle's universe")
 
     def _refuse(self, message: Message, reason: str, detail: str) -> None:
         if message.offset <= self._refused_to.get(message.source, -1):
@@ -383,7 +415,8 @@ class Gate:
         self._note(Refusal(message.source, message.offset, at, symbol, reason, shorten(detail)))
 
     def _note(self, refusal: Refusal) -> None:
-        if len(self._refusals) < _MOST_REFUSALS:
+        self._noted += 1
+        if self._noted <= _MOST_REFUSALS:
             self._refusals.append(refusal)
         else:
             self._more[refusal.reason] += 1
@@ -515,6 +548,7 @@ class Gate:
 
 
 _ALWAYS = {"symbol", "st"}
+_OF_A_SYMBOL = {"bar", "facts", "tick"}
 _LONGEST_GAP = timedelta(days=60)
 
 

@@ -1,8 +1,9 @@
 """The risk gate: what every order passes before it is sent.
 
 Limits of the engine, not of the policy: a hierarchy's own risk control decides before, and stays
-where it is. An order passes whole or is stopped whole, with a code that reports explain; sells that
-only reduce a holding pass wherever something may be sold at all.
+where it is. An order passes whole or is stopped whole, with a code that reports explain. Sells are
+limited too, by their value, the session's turnover and the orders of a minute: a policy gone wrong
+sells as wildly as it buys. `flatten` is the operator's way out.
 """
 
 from __future__ import annotations
@@ -104,10 +105,8 @@ def pass_orders(
     passed: list[OrderRequest] = []
     stopped: list[StoppedOrder] = []
     recent = sum(count for at, count in record.recent if now.seconds - at < _MINUTE)
-    sells = [order for order in orders if order.side == "sell"]
-    cash = now.account.cash + sum(order_value(order) for order in sells)
-    traded = record.traded
-    for order in (*sells, *(order for order in orders if order.side == "buy")):
+    cash, traded = now.account.cash, record.traded
+    for order in sorted(orders, key=lambda order: order.side, reverse=True):  # sells bring the cash
         value = order_value(order)
         tally = _Tally(traded + value, cash - value, recent + len(passed) + 1)
         code = now.barred or _judge(limits, order, value, now)
@@ -117,7 +116,7 @@ def pass_orders(
             continue
         passed.append(order)
         traded += value
-        cash -= value if order.side == "buy" else 0.0
+        cash -= value if order.side == "buy" else -value
     return passed, stopped
 
 

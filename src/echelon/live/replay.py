@@ -60,6 +60,10 @@ def replay_journal(bundle: Bundle, journal: Journal) -> JournalReplay:
     decisions: list[Decision] = []
     bars, account, first, touched, orders = None, None, 0, None, 0
     state, guards, due = LiveState(), Guards(bundle), list[dict[str, Any]]()
+    if journal.last("decision") is None:
+        raise DataError(
+            f"{journal.path}: nothing was decided yet. Run `echelon live run` until a bar has come."
+        )
     with blaming(journal.path, _REMEDY):
         again, rows = _engine(bundle, journal), _engine(bundle, journal, keep_all=True)
         for entry in journal.entries():

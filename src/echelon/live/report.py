@@ -22,7 +22,6 @@ import polars as pl
 from echelon.backtest.baselines import run_baselines
 from echelon.backtest.files import tables_of
 from echelon.backtest.run import Backtest
-from echelon.errors import DataError
 from echelon.evaluation.evaluate import Evaluation
 from echelon.files import write_atomic
 from echelon.live.journal import START, Journal
@@ -142,10 +141,6 @@ def live_words(lang: str) -> Words:
 
 def gather(bundle: Bundle, journal: Journal) -> Results:
     """Run the journal again, and take from it what the page shows."""
-    if journal.last("decision") is None:
-        raise DataError(
-            f"{journal.path}: nothing was decided yet. Run `echelon live run` until a bar has come."
-        )
     replay = replay_journal(bundle, journal)
     live = split = None
     if replay.backtest is not None:
@@ -330,6 +325,9 @@ def headlines(split: SplitData, words: Words) -> list[Headline]:
 
 # What happened.
 
+_PLAIN = (START, "recovered", "command")
+"""Events of which their name says all."""
+
 
 def _events_table(results: Results, words: Words) -> Table | None:
     rows: list[list[Content]] = []
@@ -338,7 +336,7 @@ def _events_table(results: Results, words: Words) -> Table | None:
         what = words.term("live_kind", kind)
         if kind in ("halt", "command") and name:
             what += words("colon") + words.term(f"live_{kind}", name)
-        detail = event["detail"] or ("" if kind in (START, "command") else event["document"])
+        detail = event["detail"] or ("" if kind in _PLAIN else event["document"])
         cells = (Cell(text, "text") for text in (what, event["by"] or "", detail))
         rows.append([_stamp(event["after"]), *cells])
     head = [words(f"live_{name}") for name in ("after", "event", "by", "detail")]

@@ -293,7 +293,8 @@ class PaperVenue(Closing):
         if shown is None or entry is None or bars.time < self.time:
             raise StaleBarsError(
                 f"the bars of {bars.time} are not after the last ones, {self.time}: the venue has "
-                "gone by them. Show each time once, in order."
+                f"gone by them. Its journal {self._journal.path} is not that of this engine's: put "
+                "back the one it traded with, or begin both anew."
             )
         document, data = encode_bars(bars)
         was = json_line(entry.body, sort_keys=True), entry.data or b""
