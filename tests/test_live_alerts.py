@@ -20,11 +20,14 @@ from echelon.cli import app
 from echelon.config.alerts import AlertsConfig
 from echelon.config.live import LimitsConfig, LiveConfig
 from echelon.errors import DataError
+from echelon.live import report
 from echelon.live.alerts import AlertReader, AlertWatcher, metrics_of, read_check
 from echelon.live.brokers import BrokerError, open_broker
 from echelon.live.engine import Command, LiveEngine
 from echelon.live.feeds import open_feed
 from echelon.live.journal import START, Journal
+from echelon.live.replay import JournalReplay, replay_journal
+from echelon.live.report import write_live_report
 from echelon.live.results import LiveRows
 from echelon.live.summary import message, render, summarise
 from echelon.live.tables import read_table_of
@@ -32,6 +35,7 @@ from echelon.monitoring import alerts as module
 from echelon.monitoring.alerts import Alert, Alerter
 from echelon.monitoring.metrics import LIVE, Metrics
 from echelon.report.texts import Words
+from echelon.serving.bundle import Bundle
 
 BARS = 12
 TOKEN = "7f3a9c52e1b84d60a5"
@@ -262,6 +266,30 @@ def test_a_day_adds_up(known: Served, journal: Path) -> None:
     assert paid.value == pytest.approx((last["shares"].abs() * last["price"]).sum())
     assert not day.differences
     assert read_check(journal) == {"day": str(day.day), "equal": True}
+
+
+def test_a_day_of_a_running_engine_is_of_one_moment(
+    known: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "live.db"
+
+    def replay_while_bars_come(bundle: Bundle, opened: Journal) -> JournalReplay:
+        done = replay_journal(bundle, opened)
+        with _engine(known, path) as engine:
+            engine.run(bars=2)
+        return done
+
+    with _engine(known, path) as engine:
+        engine.run(bars=4)
+    monkeypatch.setattr(report, "replay_journal", replay_while_bars_come)
+    with Journal.read(path) as opened:
+        day = summarise(known.bundle, opened)
+        write_live_report(known.bundle, opened, tmp_path / "report", "en")
+    with Journal.read(path) as opened:
+        assert read_table_of(opened, "decisions").height == 4 + 2 * 2
+    assert len(day.results.replay.decisions) == day.results.decisions.height == 4
+    assert not day.differences
+    assert (tmp_path / "report" / "report.html").is_file()
 
 
 def test_the_first_day_has_no_profit_and_can_be_summarised(known: Served, tmp_path: Path) -> None:
