@@ -106,6 +106,23 @@ def test_a_message_is_as_the_service_documents_it(
     assert ("short" if text == "short" else "K 线缺失 📉") in said
 
 
+@pytest.mark.parametrize("kind", SERVICES)
+def test_words_of_others_mention_nobody(robot: Callable[..., Robot], kind: str) -> None:
+    answer, path, signed, more = SERVICES[kind]
+    service = robot(answer, path, SECRET if signed else None)
+    said = 'no <at user_id="all">x</at> of <@all> and @desk'
+    Channel(channel(kind, secret=signed, **more)).send(Message("subject", said))
+    (text,) = [t for t in _texts(service.bodies[0]) if "user_id" in t]
+    shown = 'no ＜at user_id="all">x＜/at> of ＜＠all> and ＠desk'
+    assert text == (said if kind == "webhook" else shown)
+
+
+def _texts(tree: object) -> list[str]:
+    if isinstance(tree, dict):
+        return [text for part in tree.values() for text in _texts(part)]
+    return [tree] if isinstance(tree, str) else []
+
+
 @pytest.mark.parametrize("kind", ["feishu", "dingtalk"])
 @pytest.mark.parametrize("wrong", ["secret", "clock"])
 def test_a_robot_refuses_another_signature_and_is_not_asked_again(

@@ -55,7 +55,8 @@ def test_a_reader_has_the_journal_as_it_was_opened(tmp_path: Path) -> None:
             assert [entry.seq for entry in reading.entries()] == seen
             assert reading.last_snapshot() == (reading.seq, b"before")
             last = reading.last("note")
-            assert last is not None and "new" not in last.body
+            assert last is not None
+            assert "new" not in last.body
             assert reading.verify() == reading.seq == seen[-1]
         with Journal.read(path) as reading:
             assert reading.seq == writing.seq

@@ -25,7 +25,9 @@ NAMESPACE = "echelon"
 _LONGEST_LABEL = 120
 _MOST_OBSERVED = 500
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-_BASIS_POINTS = (-50.0, -20.0, -10.0, -5.0, -2.0, 0.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+_COSTS = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0)
+_BASIS_POINTS = (*(-cost for cost in reversed(_COSTS)), 0.0, *_COSTS)
+"""A fill at the next bar's close has the move of a whole bar in it."""
 
 Kind = Literal["counter", "gauge", "histogram"]
 _KINDS: Mapping[Kind, Any] = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
