@@ -433,6 +433,17 @@ def test_nobody_to_send_to_is_said() -> None:
         send_now(AlertsConfig(), Message("s", "t"))
 
 
+def test_a_channel_that_refuses_is_named_though_another_of_its_kind_takes_it(
+    robot: Callable[..., Robot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = robot(wecom(TOKEN), f"/cgi-bin/webhook/send?key={TOKEN}")
+    monkeypatch.setenv("ECHELON_ALERT_OTHER", f"{service.url}/cgi-bin/webhook/send?key=other")
+    other = channel("wecom").model_copy(update={"url": "ECHELON_ALERT_OTHER"})
+    with pytest.raises(EchelonError, match=r"not every channel took the message:\nwecom: status"):
+        send_now(settings(other, channel("wecom")), Message("s", "t"))
+    assert service.taken == 1
+
+
 @pytest.mark.parametrize("most", [7, 8, 9, 10, 2_048])
 def test_a_clipped_text_is_whole_characters(most: int) -> None:
     for encoding in ("utf-8", "utf-16-le"):
