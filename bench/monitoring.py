@@ -1,5 +1,4 @@
-"""What metrics and guards cost a live engine: bar set to sent orders with and without metrics, and a
-scrape.
+"""What metrics and guards cost a live engine, and what a scrape takes.
 
     python -m bench monitoring
     python -m bench.monitoring --bars 2000
@@ -12,7 +11,8 @@ turn, one with metrics and one without. Times are processor time of the engine's
 - guards: what both of them take per bar, of which `check` is before the orders; in both engines
 - scrape: the page that Prometheus reads, made by a thread of its own
 
-Fails where metrics and guards together take more than 5 % of the 99th percentile of the time to orders.
+Fails where metrics and guards together take more than 5 % of the 99th percentile of the time to
+orders.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def time_methods(owner: object, *names: str) -> list[float]:
     taken = [0.0]
 
     def time_method(method: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*values: Any) -> Any:  # noqa: ANN401 (as the method has them)
+        def timed(*values: Any) -> Any:
             began = time.thread_time()
             result = method(*values)
             taken[0] += 1e3 * (time.thread_time() - began)
@@ -125,9 +125,8 @@ def main(argv: Sequence[str] = ()) -> int:
     print(f"{'':20}{heads}  scrape   share  orders")
     with tempfile.TemporaryDirectory() as directory:
         met = [measure(Path(directory), name, walks) for name in NAMES]
-    print(
-        f"goal: metrics and guards take at most {GOAL:.0%} of p99: {'met' if all(met) else 'MISSED'}"
-    )
+    word = "met" if all(met) else "MISSED"
+    print(f"goal: metrics and guards take at most {GOAL:.0%} of p99: {word}")
     return 0 if all(met) else 1
 
 
