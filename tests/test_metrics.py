@@ -96,6 +96,14 @@ def test_total_that_is_counted_elsewhere_is_reached_and_never_falls() -> None:
     assert read_page(metrics.render())["live_errors_total", "venue"] == 6.0
 
 
+def test_values_that_nobody_scrapes_are_taken_one_by_one_and_none_is_lost() -> None:
+    metrics = Metrics("live")
+    for k in range(700):
+        metrics.observe("live_decision_seconds", 0.001)
+        assert len(metrics._observed) == min(k + 1, 500)
+    assert read_page(metrics.render())["live_decision_seconds_count",] == 700.0
+
+
 def test_unknown_metric_is_an_error() -> None:
     with pytest.raises(KeyError, match="live_equality"):
         Metrics("live").set("live_equality", 1.0)

@@ -179,8 +179,7 @@ class Metrics:
     def observe(self, name: str, value: float) -> None:
         """Take a value into a histogram, at the next scrape."""
         self._observed.append((name, value))
-        if len(self._observed) > _MOST_OBSERVED:  # nobody scrapes
-            self._take_observed()
+        self._take_observed(_MOST_OBSERVED)  # nobody scrapes: one by one, not 500 at one bar
 
     def render(self) -> bytes:
         """All of it in Prometheus's text format."""
@@ -199,9 +198,9 @@ class Metrics:
         for family in list(self._families.values()):
             yield from family.collect()
 
-    def _take_observed(self) -> None:
+    def _take_observed(self, most: int = 0) -> None:
         with suppress(IndexError):  # another thread takes them too
-            while self._observed:
+            while len(self._observed) > most:
                 name, value = self._observed.popleft()
                 self._at(name).observe(value)
 
