@@ -22,7 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from echelon.config.live import LimitsConfig, LiveConfig
 from echelon.live.brokers import open_broker
 from echelon.live.engine import Clock, LiveEngine, Watcher
 from echelon.live.feeds import open_feed
+from echelon.live.guards import Guards
 from echelon.live.monitor import Monitor
 from echelon.monitoring.metrics import LIVE, Metrics
 
@@ -66,22 +67,27 @@ class Timed:
         self.taken.append(1e3 * (time.thread_time() - began))
 
 
-def time_methods(owner: object, *names: str) -> list[float]:
-    """A list whose first value is what these methods take from now on, in milliseconds."""
-    taken = [0.0]
+class TimedGuards:
+    """What the guards of an engine take, in milliseconds a bar.
 
-    def time_method(method: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*values: Any) -> Any:
+    What they note of a bar's entries they note at its check, so that it is timed at once.
+    """
+
+    def __init__(self, guards: Guards) -> None:
+        self.taken: list[float] = []
+        entries: list[tuple[str, Mapping[str, Any]]] = []
+        note, check = guards.note, guards.check
+
+        def check_timed(*values: Any) -> list[dict[str, Any]]:
             began = time.thread_time()
-            result = method(*values)
-            taken[0] += 1e3 * (time.thread_time() - began)
-            return result
+            for entry in entries:
+                note(*entry)
+            bodies = check(*values)
+            self.taken.append(1e3 * (time.thread_time() - began))
+            entries.clear()
+            return bodies
 
-        return timed
-
-    for name in names:
-        owner.__dict__[name] = time_method(getattr(owner, name))
-    return taken
+        vars(guards).update(note=lambda *entry: entries.append(entry), check=check_timed)
 
 
 def measure(directory: Path, name: str, walks: Walks) -> bool:
@@ -95,19 +101,17 @@ def measure(directory: Path, name: str, walks: Walks) -> bool:
         timed = Timed(Monitor(metrics, watched, "store"))
         watched.watchers.append(timed)
         assert watched.guards.settings is not None, "the guards are on"
-        guards, guarded = time_methods(watched.guards, "check", "note"), list[float]()
+        guards = TimedGuards(watched.guards)
         for k, bars in enumerate(walks.bar_sets()):
             for engine in (plain, watched) if k % 2 else (watched, plain):
                 engine.step(bars)
                 assert engine.latency is not None
                 latency[engine is watched].append(1e3 * engine.latency)
-            guarded.append(guards[0])
-            guards[0] = 0.0
         assert not watched.errors, watched.errors
         orders = watched.state.counts["order"] / len(timed.taken)
         scrape = statistics.median(time_calls(metrics.render).tolist())
-    both = np.add(timed.taken, guarded)
-    taken = (latency[False], latency[True], timed.taken, guarded, both)
+    both = np.add(timed.taken, guards.taken)
+    taken = (latency[False], latency[True], timed.taken, guards.taken, both)
     parts = [np.percentile(part[WARM_UP:], [50, 99]) for part in taken]
     share = parts[-1][1] / parts[0][1]
     columns = " ".join(f"{p50:7.3f} /{p99:7.3f}" for p50, p99 in parts[:-1])

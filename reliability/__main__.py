@@ -1,4 +1,4 @@
-"""`python -m reliability fuzz …`, `… kill …` and `… chaos …`; each has a --help."""
+"""`python -m reliability fuzz …`, `… kill …`, `… chaos …`, `… scale …`; each has a --help."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 COMMANDS = {
     "fuzz": "mutated configurations, data, run, store and cache files, and command lines",
     "chaos": "live trading: kills, cut logs, failing venues; every order exactly once",
+    "scale": "nodes and drivers killed while work is on a Ray cluster",
     "kill": "kill -9 at random and at named points of every command, then resume",
 }
 

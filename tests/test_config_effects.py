@@ -80,6 +80,8 @@ ELSEWHERE = {
     # How the work is done, on which no result may depend: tests/test_hierarchy_deaths.py has the
     # same numbers from several processes, whose replay is on disk.
     *("trainer.workers", "experts.sharing.on_disk"),
+    # Nor on where it is done: tests/test_scale.py.
+    "compute.engine",
 }
 FILES = ("qtmrl", "qtmrl-fast", "hierarchical", "demo", "sac")
 OURS = (

@@ -184,7 +184,7 @@ COMMANDS = sorted(_with_workers(typer.main.get_command(app)))
 
 
 def test_commands_that_take_workers_are_known() -> None:
-    names = {"train", "walk-forward", "ablate", "compare", "prove", "study", "demo"}
+    names = {"train", "walk-forward", "ablate", "compare", "prove", "study", "demo", "tune"}
     assert {" ".join(words) for words in COMMANDS} == names | {"execution train", "execution prove"}
 
 

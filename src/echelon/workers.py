@@ -4,10 +4,12 @@
         rewards = pool.call(Member.collect, range(5), 1000)    # number → result or Failure
     done = run_jobs(train_seed, jobs, workers=2)               # results or Failures, in order
 
-Members of one process work one after the other, processes side by side. Values travel as copies, in
-one process too, so results do not depend on the number of workers as long as members share nothing
-that changes and draw random numbers from generators of their own. A task of jobs is a module-level
-function `task(job, report, should_stop) -> result`. What goes wrong:
+Both ask the engine in force (`engine`, `use_engine`) for workers: processes of this machine, or
+actors of a Ray cluster (`echelon.cluster`). Members of one worker work one after the other, workers
+side by side. Values travel as copies, in one process too, so results do not depend on the number of
+workers as long as members share nothing that changes and draw random numbers from generators of
+their own. A task of jobs is a module-level function `task(job, report, should_stop) -> result`.
+What goes wrong:
 
 - An `EchelonError` is a `Failure` in the result's place; the others go on. Any other exception is
   a bug: a pool raises it once all have answered, a job's is a Failure with the traceback.
@@ -44,13 +46,14 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 from echelon.errors import EchelonError, TrainingError
@@ -84,6 +87,70 @@ _PATIENCE_SECONDS = 5.0
 _daemons: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
+class Engine:
+    """Where workers are started, and how they are heard: here, processes of this machine."""
+
+    away = False
+    """Workers may be on other machines: they see neither the files nor the memory of this one."""
+    slots: int | None = None
+    """Jobs at a time; None: as many as whoever starts them says."""
+    retries = 0
+    """Times that a job is begun again whose worker died, as long as nothing more of it is done."""
+
+    def start(self, work: Callable[..., None], *args: object, daemon: bool = False) -> Worker:
+        """Start a worker that does `work(pipe, *args)`."""
+        return start_worker(work, *args, daemon=daemon)
+
+    def ready(self, workers: Iterable[Worker], timeout: float | None = None) -> list[Worker]:
+        """Those that have sent something, or have ended."""
+        workers = list(workers)
+        ready = wait([worker.pipe for worker in workers], timeout)
+        return [worker for worker in workers if worker.pipe in ready]
+
+    def task_of(self, task: _Task[_J, _R]) -> _Task[Any, _R]:
+        """What a worker does with what `parcel` made of a job."""
+        return task
+
+    def parcel(self, job: Any, *, again: bool) -> Any:  # noqa: ANN401 (any job)
+        """A job as it is sent; again: a worker began it before."""
+        del again
+        return job
+
+    def hold(self, job: object) -> AbstractContextManager[object]:
+        """Keep others out of what the job writes, where its worker cannot."""
+        del job
+        return nullcontext()
+
+    def accept(self, job: object, message: object) -> bool:
+        """Whether the message is the engine's own, which it has dealt with, and no report."""
+        del job, message
+        return False
+
+    def name(self, job: object) -> str:
+        """What to call a job whose worker died, before the message; empty: nothing."""
+        del job
+        return ""
+
+
+_engine = Engine()
+
+
+def engine() -> Engine:
+    """The one in force."""
+    return _engine
+
+
+@contextmanager
+def use_engine(other: Engine) -> Iterator[Engine]:
+    """Have pools and jobs of the block started by another engine."""
+    global _engine
+    before, _engine = _engine, other
+    try:
+        yield other
+    finally:
+        _engine = before
+
+
 @dataclass(frozen=True)
 class Failure:
     """An error in a result's place; lost: the process died, and the member's state with it."""
@@ -108,14 +175,24 @@ class Pool(Closing, Generic[_T_co]):
         self.workers: list[Worker] = []
         """None where all live in this process. Of W, number w hosts the members w, w + W, …"""
         self._make_member, self._threads, self._closed = make, threads, False
+        self._engine = engine()
         self._busy: dict[Worker, list[int]] = {}
         """Members whose answers are still to come."""
         self.remote = min(workers, size) > 1
         """Whether members live in other processes, with which they can be lost."""
+        self.away = self.remote and self._engine.away
+        """Whether they see no file of this one's."""
         try:
             if self.remote:
                 self.workers.extend(self._start() for _ in range(min(workers, size)))
-            for failure in self._make(range(size)):
+            failures = self._make(range(size))
+            for _ in range(self._engine.retries):
+                ended = [w for w, worker in enumerate(self.workers) if worker.ended is not None]
+                for w in ended:
+                    self.workers[w] = self._start()
+                again = [number for w in ended for number in self._housemates(w)]
+                failures = [*(f for f in failures if not f.lost), *self._make(again)]
+            for failure in failures:
                 raise failure.error
         except BaseException:
             self.close()
@@ -130,14 +207,14 @@ class Pool(Closing, Generic[_T_co]):
     ) -> dict[int, _R | Failure]:
         """Call a method of the members' class, with the same arguments for each one named."""
         # By its name: the member's own class may have its own.
-        return self._call(method.__name__, dict.fromkeys(numbers, (args, kwargs)))
+        return self._call(method.__name__, dict.fromkeys(numbers, _pack((args, kwargs))))
 
     def call_each(
         self, method: Callable[[_T_co, _A], _R], arguments: Mapping[int, _A]
     ) -> dict[int, _R | Failure]:
         """Call a method with an argument of its own for each member named."""
-        given: dict[int, Any] = {number: ((own,), {}) for number, own in arguments.items()}
-        return self._call(method.__name__, given)
+        packed = {number: _pack(((own,), {})) for number, own in arguments.items()}
+        return self._call(method.__name__, packed)
 
     def rebuild(self, number: int) -> list[int]:
         """Make a member again; where its process died, all that lived there, in a new process.
@@ -166,7 +243,7 @@ class Pool(Closing, Generic[_T_co]):
             worker.end()
 
     def _start(self) -> Worker:
-        worker = start_worker(_host_members, self._threads, daemon=True)
+        worker = self._engine.start(_host_members, self._threads, daemon=True)
         worker.send(self._make_member)
         return worker
 
@@ -174,10 +251,10 @@ class Pool(Closing, Generic[_T_co]):
         """Numbers of all that live in the process of one."""
         return list(range(number % len(self.workers), self.size, len(self.workers)))
 
-    def _call(self, method: str, arguments: Mapping[int, tuple[Any, Any]]) -> dict[int, Any]:
+    def _call(self, method: str, arguments: Mapping[int, bytes]) -> dict[int, Any]:
         unknown = [number for number in arguments if not 0 <= number < self.size]
         assert not unknown, f"members are numbered 0 to {self.size - 1}, found {unknown}"
-        calls = [_Call(number, method, _pack(given)) for number, given in arguments.items()]
+        calls = [_Call(number, method, packed) for number, packed in arguments.items()]
         answers = self._ask(calls)
         return {number: self._result(number, answers[number]) for number in arguments}
 
@@ -210,7 +287,7 @@ class Pool(Closing, Generic[_T_co]):
                     self._busy[worker] = [call.number for call in own]
                     worker.send(own)
             while self._busy:
-                for worker in _ready(self._busy):
+                for worker in self._engine.ready(self._busy):
                     answers = worker.receive()
                     if answers is None:
                         answers = dict.fromkeys(self._busy[worker], _Outcome("lost", worker.ended))
@@ -247,27 +324,28 @@ class _Call(NamedTuple):
     arguments: bytes  # of its own: two members must not get the same array, and change it
 
 
-def _host_members(pipe: Connection, threads: int) -> None:
-    """Host members in a process of their own, until asked to leave."""
+def _host_members(pipe: Connection | End, threads: int) -> None:
+    """Host members in a worker of their own, until asked to leave."""
     import torch
 
     parent = multiprocessing.parent_process()
-    assert parent is not None, "only workers host members"
+    if parent is not None:  # an actor ends with its owner
 
-    def leave_with_parent() -> None:
-        """However it ends, which a call under way would not notice."""
-        wait([parent.sentinel])
-        os._exit(1)
+        def leave_with_parent() -> None:
+            """However it ends, which a call under way would not notice."""
+            wait([parent.sentinel])
+            os._exit(1)
 
-    threading.Thread(target=leave_with_parent, daemon=True).start()
+        threading.Thread(target=leave_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     members: dict[int, Any] = {}
+    end = pipe if isinstance(pipe, End) else End(pipe)
     with suppress(EOFError, OSError):  # the parent has gone
-        make = _unpack(pipe.recv_bytes())
-        while (calls := _unpack(pipe.recv_bytes())) is not None:
+        make = end.receive()
+        while (calls := end.receive()) is not None:
             outcomes = {call.number: _outcome_of(_perform, members, make, call) for call in calls}
-            pipe.send_bytes(_pack(outcomes))
-    pipe.close()
+            end.send(outcomes)
+    end.close()
 
 
 def _perform(members: dict[int, Any], make: Callable[[int], object], call: _Call) -> bytes:
@@ -311,7 +389,7 @@ def run_jobs(
     on_report: Callable[[int, object], None] = lambda _k, _message: None,
 ) -> JobResults[_R]:
     """Run every job; `on_report(k, message)` passes on what the task of job k reports."""
-    if workers > 1 and len(jobs) > 1:
+    if engine().away or (workers > 1 and len(jobs) > 1):
         return _run_in_workers(task, jobs, min(workers, len(jobs)), on_report)
     results: list[_R | Failure | None] = [None] * len(jobs)
     with stop_requests() as stop:
@@ -328,16 +406,19 @@ def run_jobs(
 def _run_in_workers(
     task: _Task[_J, _R], jobs: Sequence[_J], workers: int, on_report: Callable[[int, object], None]
 ) -> JobResults[_R]:
-    """Do all jobs, or those that were begun before a stop, in processes.
+    """Do all jobs, or those that were begun before a stop, in workers.
 
     A worker is given a job, or None to stop, and gives reports and an outcome, by a pipe of its
     own: one killed while it holds the lock of a shared queue would halt the others.
     """
     results: list[_R | Failure | None] = [None] * len(jobs)
     waiting, asked = list(range(len(jobs))), False
+    here = engine()
+    sent: set[int] = set()
+    deaths = [0] * len(jobs)
     running: dict[Worker, int] = {}
     idle: list[Worker] = []
-    with stop_requests() as stopped:
+    with stop_requests() as stopped, ExitStack() as held:
         try:
             while waiting or running:
                 if stopped() and not asked:
@@ -347,15 +428,25 @@ def _run_in_workers(
                         worker.send(None)
                 # A signal while they are started: the others are not.
                 while waiting and len(running) < workers and not stopped():
-                    idle = [worker for worker in idle if worker.process.is_alive()]
-                    worker = idle.pop() if idle else start_worker(_do_jobs, task)
                     k = waiting.pop(0)
-                    worker.send(jobs[k])
+                    if k not in sent:
+                        try:
+                            held.enter_context(here.hold(jobs[k]))
+                        except EchelonError as locked:
+                            results[k] = Failure(locked)
+                            continue
+                    idle = [worker for worker in idle if worker.is_alive()]
+                    worker = idle.pop() if idle else here.start(_do_jobs, here.task_of(task))
+                    worker.send(here.parcel(jobs[k], again=k in sent))
+                    sent.add(k)
                     running[worker] = k
-                for worker in _ready(running, timeout=0.2):
+                for worker in here.ready(running, timeout=0.2):
                     outcome, k = worker.receive(), running[worker]
                     if outcome is not None and outcome.kind == "report":
-                        on_report(k, outcome.content)
+                        if here.accept(jobs[k], outcome.content):
+                            deaths[k] = 0
+                        else:
+                            on_report(k, outcome.content)
                         continue
                     del running[worker]
                     if outcome is not None:
@@ -364,9 +455,15 @@ def _run_in_workers(
                         idle.append(worker)
                         continue
                     worker.end()
+                    deaths[k] += 1
+                    if deaths[k] <= here.retries:
+                        if not asked:
+                            waiting.insert(0, k)
+                        continue
                     error = TrainingError(
-                        f"a worker process ended unexpectedly ({worker.ended}), perhaps for want "
-                        "of memory. Go on with --resume, with fewer --workers."
+                        f"{here.name(jobs[k])}a worker process ended unexpectedly "
+                        f"({worker.ended}), perhaps for want of memory. Go on with --resume, with "
+                        "fewer --workers."
                     )
                     results[k] = Failure(error)
         finally:
@@ -379,28 +476,28 @@ def _run_in_workers(
         return JobResults(results, stopped())
 
 
-def _do_jobs(pipe: Connection, task: _Task[_J, _R]) -> None:
-    """Do one job after the other in a process of its own, and say how each went."""
-    stopped = False
+def _do_jobs(pipe: Connection | End, task: _Task[_J, _R]) -> None:
+    """Do one job after the other in a worker of its own, and say how each went."""
+    stopped, end = False, pipe if isinstance(pipe, End) else End(pipe)
 
     def should_stop() -> bool:
         # While a job is done nothing is sent but the wish to stop; where the parent was killed,
         # the pipe has an end, which counts as one: else we would train on unwatched.
         nonlocal stopped
-        stopped = stopped or pipe.poll()
+        stopped = stopped or end.poll()
         return stopped
 
     def send(outcome: _Outcome) -> None:
         with suppress(OSError):  # nobody is there any more
-            pipe.send_bytes(_pack(outcome))
+            end.send(outcome)
 
     def report(message: object) -> None:
         send(_Outcome("report", message))
 
     with suppress(EOFError, OSError):  # the parent has gone
-        while not stopped and (job := _unpack(pipe.recv_bytes())) is not None:
+        while not stopped and (job := end.receive()) is not None:
             send(_outcome_of(task, job, report, should_stop))
-    pipe.close()
+    end.close()
     sys.exit(0)
 
 
@@ -444,7 +541,13 @@ class _Pickler(ForkingPickler):
         torch = sys.modules.get("torch")  # without it there are no tensors
         if torch is not None and isinstance(value, torch.Tensor):
             return _tensor_from, (value.detach().cpu().contiguous().numpy(),)
+        if isinstance(value, MappingProxyType):
+            return _read_only, (dict(value),)
         return NotImplemented
+
+
+def _read_only(values: dict[Any, Any]) -> Mapping[Any, Any]:
+    return MappingProxyType(values)
 
 
 def _tensor_from(values: Any) -> object:  # noqa: ANN401 (an array: numpy is imported on use)
@@ -465,6 +568,29 @@ def _unpack(data: bytes) -> Any:  # noqa: ANN401 (whatever was packed)
 
 
 # --- processes
+
+
+class End:
+    """A worker's end of what connects it with whoever started it."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def send(self, message: object) -> None:
+        """Give it to whoever started this worker."""
+        self._pipe.send_bytes(_pack(message))
+
+    def receive(self) -> Any:  # noqa: ANN401 (whatever is sent)
+        """Wait for the next; raises EOFError or OSError where nobody is there any more."""
+        return _unpack(self._pipe.recv_bytes())
+
+    def poll(self) -> bool:
+        """Whether there is something to receive, or nobody to send it."""
+        return self._pipe.poll()
+
+    def close(self) -> None:
+        """Say no more."""
+        self._pipe.close()
 
 
 @dataclass(eq=False)
@@ -492,6 +618,10 @@ class Worker:
             self._note_end()
             return None
 
+    def is_alive(self) -> bool:
+        """Whether it can be given something to do."""
+        return bool(self.process.is_alive())
+
     def dismiss(self, *, busy: bool) -> None:
         """Ask it to leave, or end it where it is at work and would not hear."""
         if busy and self.ended is None:
@@ -511,13 +641,6 @@ class Worker:
         self.process.join()
         code = self.process.exitcode
         self.ended = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-
-
-def _ready(workers: Iterable[Worker], timeout: float | None = None) -> list[Worker]:
-    """Those that have sent something, or have ended."""
-    workers = list(workers)
-    ready = wait([worker.pipe for worker in workers], timeout)
-    return [worker for worker in workers if worker.pipe in ready]
 
 
 def start_worker(work: Callable[..., None], *args: object, daemon: bool = False) -> Worker:

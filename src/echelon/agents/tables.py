@@ -10,6 +10,7 @@ Axes: `T` rows, `N` assets, `D` embedding, `W` window, `B` rows asked for.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -71,6 +72,12 @@ class EmbeddingTable:
                 f"float32{list(self._shape)}. It belongs to another run: remove it and resume."
             )
         self._z, self.version = np.asarray(z), version
+
+    def without_file(self) -> EmbeddingTable:
+        """The same table as it is now, for where the file cannot be seen."""
+        table = copy.copy(self)
+        table._path = None
+        return table
 
     def covers(self, world: World) -> bool:
         """Whether the embeddings are of that world's features; its splits may be others."""

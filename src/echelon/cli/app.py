@@ -25,6 +25,7 @@ from echelon.cli import (
     prove,
     runs,
     train,
+    tune,
     walk_forward,
 )
 from echelon.cli.console import err, fail
@@ -52,6 +53,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "ablate": ablate.ablate,
     "compare": compare.compare,
     "walk-forward": walk_forward.walk_forward,
+    "tune": tune.tune,
     "report": evaluate.report,
     "export": export.export,
     "serve": export.serve,

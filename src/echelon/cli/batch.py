@@ -13,7 +13,10 @@ from echelon.errors import EchelonError, Stopped, UsageError
 
 if TYPE_CHECKING:
     from echelon.config import Config
-    from echelon.evaluation.batch import Course, RunBatch
+    from echelon.evaluation.batch import Course, RunBatch, TrainingJob
+    from echelon.training.loop import Outcome, Progress
+    from echelon.training.run import SeedJob
+    from echelon.workers import Report, ShouldStop
 
 B = TypeVar("B", bound="RunBatch")
 
@@ -39,7 +42,7 @@ def open_batch(
     if any((given.config, given.override, given.output_dir, given.overwrite, *own)):
         raise UsageError(
             f"--resume goes on with its own {kind.noun}; of the other options, only {also}, "
-            "--trust-code and --workers go with it."
+            "--trust-code, --on and --workers go with it."
         )
     set_up_logging(given.log_level)
     trust_code = given.trust_code or ()
@@ -61,7 +64,8 @@ def work_through(
         before()
         course = Course()
         try:
-            _run_steps(batch, course, given)
+            with options.working_on(options.on_engine(batch.base, given), given.workers):
+                run_steps(batch, course, given)
         except KeyboardInterrupt:
             course.stopped = True
         if course.stopped:
@@ -74,7 +78,14 @@ def work_through(
         _raise_failures(batch, course)
 
 
-def _run_steps(batch: RunBatch, course: Course, given: options.RunOptions) -> None:
+def run_steps(
+    batch: RunBatch,
+    course: Course,
+    given: options.RunOptions,
+    train: Callable[[SeedJob, Report, ShouldStop], Outcome] | None = None,
+    on_progress: Callable[[TrainingJob, Progress], None] = lambda _job, _now: None,
+) -> None:
+    """Prepare, train and evaluate what is not done yet; train: see `train_runs`."""
     from echelon.evaluation.batch import evaluate_runs, plan_training, prepare_runs, train_runs
     from echelon.training.loop import Outcome, Progress
 
@@ -101,11 +112,12 @@ def _run_steps(batch: RunBatch, course: Course, given: options.RunOptions) -> No
 
         def show(job: int, message: object) -> None:
             if isinstance(message, Progress):
+                on_progress(plan[job], message)
                 watch.progress(job, message)
             elif isinstance(message, Outcome) and message.ending != "stopped":
                 watch.end(job, message)
 
-        train_runs(batch, course, plan, workers=workers, on_report=show)
+        train_runs(batch, course, plan, workers=workers, on_report=show, train=train)
     if course.stopped:
         return
     with progress_bar(f"evaluating {members}") as bar:

@@ -43,6 +43,7 @@ def train(
     output_dir: options.OutputDir = None,
     seeds: options.Seeds = None,
     workers: options.Workers = None,
+    on: options.On = None,
     resume: options.Resume = None,
     trust_code: options.TrustCode = None,
     overwrite: options.Overwrite = False,
@@ -56,7 +57,8 @@ def train(
     from echelon.config import user_code
 
     options.refuse_config_with_resume(config, resume)
-    tree = options.read_config(config, override, log_level, resume, trust_code, seeds)
+    overrides = options.with_engine(override, on)
+    tree = options.read_config(config, overrides, log_level, resume, trust_code, seeds)
     directory = options.run_directory(config, output_dir, resume, tree.logging.output_dir)
     given = options.RunOptions(
         workers=workers, resume=resume, overwrite=overwrite, metrics_port=metrics_port
@@ -77,7 +79,12 @@ def train_execution_run(
     """Train all seeds in a run directory; write down what it was made from."""
     from echelon.config import to_yaml
     from echelon.execution.simulator import ExecutionRules
-    from echelon.training.execution import check_start, is_trained, train_execution_seed
+    from echelon.training.execution import (
+        check_start,
+        is_trained,
+        load_execution_days,
+        train_execution_seed,
+    )
 
     RunDirectory.claim(directory)
     rules = ExecutionRules.from_config(config.execution)
@@ -95,6 +102,7 @@ def train_execution_run(
         given,
         total=learner.total_steps * (2 if learner.algo == "OPD" else 1),
         train=train_execution_seed,
+        load=load_execution_days,
     )
     RunDirectory(directory).record(config, "execution train")
     return outcomes
@@ -196,6 +204,7 @@ def prove(
     seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Of each proof.")] = None,
     output_dir: options.OutputDir = None,
     workers: options.Workers = None,
+    on: options.On = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Prove again where the directory holds a proof.")
     ] = False,
@@ -228,7 +237,8 @@ def prove(
         "each proof of execution has a market with a spread, an impact and a volume cap of its "
         "own; no commission, stamp duty, lots, T+1 or price limits; the configuration plays no part"
     )
-    with console.progress_bar("proving") as bar:
+    compute = options.read_config(None, options.with_engine(None, on), log_level)
+    with console.progress_bar("proving") as bar, options.working_on(compute, workers):
         certificate = prove_execution(
             directory,
             names,

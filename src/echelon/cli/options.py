@@ -16,6 +16,7 @@ import typer
 
 from echelon.cli.console import err, set_up_logging
 from echelon.errors import UsageError
+from echelon.files import json_line
 from echelon.types import MOST_PROCESSES, MOST_SEEDS
 
 if TYPE_CHECKING:
@@ -73,11 +74,11 @@ Seeds = Annotated[
 ]
 
 
-def _refuse_workers(workers: int | None) -> int | None:
-    """Before anything is made: `worker_count` knows the configuration too."""
+def _refuse_workers(context: typer.Context, workers: int | None) -> int | None:
+    """Before anything is made: `worker_count` knows the configuration too, a cluster its room."""
     from echelon.config.sizes import refuse_processes
 
-    if workers is not None:
+    if workers is not None and context.params.get("on") is None:
         refuse_processes("--workers", workers)
     return workers
 
@@ -90,6 +91,16 @@ Workers = Annotated[
         max=MOST_PROCESSES,
         callback=_refuse_workers,
         help="How many to train at a time; default: one per core, as memory allows.",
+    ),
+]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="ray[:ADDRESS]",
+        is_eager=True,  # before --workers, of which this machine need not have the memory
+        help="Work on a Ray cluster: HOST:PORT of its head, local for one on this machine; "
+        "default: what the section `compute` says, processes of this machine.",
     ),
 ]
 Overwrite = Annotated[
@@ -121,6 +132,7 @@ class RunOptions(NamedTuple):
     output_dir: OutputDir = None
     seeds: Seeds = None
     workers: Workers = None
+    on: On = None
     resume: Resume = None
     trust_code: TrustCode = None
     overwrite: Overwrite = False
@@ -146,8 +158,10 @@ class RunOptions(NamedTuple):
                 server.wait_for_reader()  # who then knows that the training is finished
 
     def read_config(self, resume: Path | None) -> Config:
+        """The configuration that they name, or that of the run directory `resume`."""
+        overrides = with_engine(self.override, self.on)
         return read_config(
-            self.config, self.override, self.log_level, resume, self.trust_code, self.seeds
+            self.config, overrides, self.log_level, resume, self.trust_code, self.seeds
         )
 
 
@@ -205,10 +219,54 @@ def read_config(
     return tree
 
 
-def worker_count(workers: int | None, config: Config | None = None) -> int:
-    """How many to train at a time: --workers, or one per core, or per `train.threads` of them."""
-    from echelon.config.sizes import processes_of_job, refuse_processes, workers_that_fit
+def with_engine(overrides: list[str] | None, on: str | None) -> list[str]:
+    """The overrides, and what --on asks for."""
+    if on is None:
+        return list(overrides or ())
+    name, _, address = on.partition(":")
+    if name not in ("ray", "local") or (name == "local" and address):
+        raise UsageError(f"--on {on!r}: expected ray, ray:HOST:PORT, ray:local or local.")
+    engine = f"compute={{engine: {name}, address: {json_line(address or 'auto')}}}"
+    return [*(overrides or ()), engine]
 
+
+def on_engine(base: Config, given: RunOptions) -> Config:
+    """The configuration with what --on says; that of a --resume does not hold it."""
+    from echelon.config import override_config
+
+    return base if given.on is None else override_config(base, with_engine(None, given.on))
+
+
+@contextmanager
+def working_on(config: Config, workers: int | None) -> Iterator[None]:
+    """Have pools and jobs of the block work where the section `compute` says."""
+    if config.compute.engine == "local":
+        yield
+        return
+    from echelon.cluster import ray_engine
+    from echelon.config.sizes import actor_memory, processes_of_job
+
+    members = max(1, processes_of_job(config) - 1)
+    memory, threads = actor_memory(config), config.train.threads
+    with ray_engine(config.compute.address, threads, memory) as engine:
+        engine.slots = workers or max(1, engine.room() // members)
+        # One that has members works while they wait. More actors than fit share the processors.
+        each = threads if engine.slots * members <= engine.room() else 0
+        engine.inside = each
+        engine.cpus = 0 if members > 1 else each
+        yield
+
+
+def worker_count(workers: int | None, config: Config | None = None) -> int:
+    """How many to train at a time: --workers, or one per core, or per `train.threads` of them.
+
+    On a cluster: --workers, or as many as it has room for.
+    """
+    from echelon.config.sizes import processes_of_job, refuse_processes, workers_that_fit
+    from echelon.workers import engine
+
+    if (slots := engine().slots) is not None:
+        return slots
     each = 1 if config is None else processes_of_job(config)
     if workers is None:
         threads = 1 if config is None else config.train.threads

@@ -87,6 +87,7 @@ def prove(
         int | None, typer.Option("--null-draws", min=1, help="Draws of the null market.")
     ] = None,
     workers: options.Workers = None,
+    on: options.On = None,
     overwrite: options.Overwrite = False,
     lang: Annotated[str, typer.Option("--lang", help="Language: en or zh.")] = "en",
     log_level: options.Level = "INFO",
@@ -105,7 +106,8 @@ def prove(
 
     words = Words(lang)
     shipped = () if config is not None else FLAT_SETTINGS
-    tree = options.read_config(config, [*shipped, *(override or ())], log_level)
+    overrides = options.with_engine([*shipped, *(override or ())], on)
+    tree = options.read_config(config, overrides, log_level)
     chosen = {choice.value for choice in markets or ()}
     sizes = sizes_for(tree, quick=quick)
     alone = tuple(signal for choice, signal in _SIGNALS.items() if choice in chosen)
@@ -118,7 +120,7 @@ def prove(
     say_rules(drawn_market(tree).facts())
     named = {"planted" if choice in _SIGNALS else choice for choice in chosen}
     wanted = [name for name in PROOF_MARKETS if not named or name in named]
-    with progress_bar("proving") as bar:
+    with progress_bar("proving") as bar, options.working_on(tree, workers):
         certificate = prove_markets(
             tree,
             directory,
@@ -193,6 +195,7 @@ def study(
     ] = None,
     output_dir: options.OutputDir = None,
     workers: options.Workers = None,
+    on: options.On = None,
     overwrite: options.Overwrite = False,
     log_level: options.Level = "INFO",
 ) -> None:
@@ -207,11 +210,12 @@ def study(
     from echelon.proving.study import plan_study, run_study
 
     shorter = () if steps is None else (f"train.total_env_steps={steps}",)
-    tree = options.read_config(config, [*(override or ()), *shorter], log_level)
+    overrides = options.with_engine([*(override or ()), *shorter], on)
+    tree = options.read_config(config, overrides, log_level)
     directory = output_dir or tree.logging.output_dir / f"study-{config.stem}"
     RunDirectory.claim(directory)
     say_rules(drawn_market(tree).facts())
-    with progress_bar("studying") as bar:
+    with progress_bar("studying") as bar, options.working_on(tree, workers):
         result = run_study(
             tree,
             directory,

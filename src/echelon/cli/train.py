@@ -99,12 +99,14 @@ def train_all_seeds(
     total: int,
     checkpoint: Path | None = None,
     train: Callable[[SeedJob, Report, ShouldStop], Outcome] | None = None,
+    load: Callable[[SeedJob], object] | None = None,
     tell: Callable[[int], None] = lambda _seed: None,
 ) -> list[Outcome]:
     """Train the run's seeds side by side, with a display; raises `Stopped` after Ctrl-C.
 
     command: that goes on with --resume; total: steps of a seed; checkpoint: of one, which alone
     goes on from it; train: one seed in a process of its own, None: a portfolio agent
+    load: what a seed learns from, None: a portfolio agent's worlds
     tell: called with a seed that has made progress
     """
     from echelon.monitoring.alerts import Alert
@@ -129,12 +131,14 @@ def train_all_seeds(
             for risk in now.alerts:
                 alert(risk)
 
-        done = train_seeds(
-            jobs,
-            workers=options.worker_count(given.workers, config),
-            on_progress=on_progress,
-            train=train or train_seed,
-        )
+        with options.working_on(config, given.workers):
+            done = train_seeds(
+                jobs,
+                workers=options.worker_count(given.workers, config),
+                on_progress=on_progress,
+                train=train or train_seed,
+                load=load,
+            )
         for label, result in zip(labels, done.results, strict=True):
             if isinstance(result, Failure):
                 why = shorten(f"{type(result.error).__name__}: {result.error}", 600)

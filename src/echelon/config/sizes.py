@@ -49,7 +49,8 @@ class Need(NamedTuple):
 
 def refuse_sizes(config: Config) -> None:
     """Raise a ConfigError where the machine cannot hold what the configuration asks for."""
-    refuse_processes("trainer.workers", config.trainer.workers, most=_members(config))
+    if config.compute.engine == "local":
+        refuse_processes("trainer.workers", config.trainer.workers, most=_members(config))
     available = memory_available()
     over = []
     for key, bytes_of in _needs(config):
@@ -104,6 +105,13 @@ def processes_of_job(config: Config) -> int:
     """Processes that the training of a seed takes: its own, and those its experts live in."""
     experts = min(config.trainer.workers, _members(config))
     return 1 + experts if experts > 1 else 1
+
+
+def actor_memory(config: Config) -> int:
+    """Bytes that an actor of a cluster reserves: what it needs at least, or `compute.memory_gb`."""
+    if config.compute.memory_gb is not None:
+        return int(config.compute.memory_gb * 1e9)
+    return WORKER + sum(bytes_of(_largest(config, key)) for key, bytes_of in _needs(config))
 
 
 def workers_that_fit(each: int) -> int:

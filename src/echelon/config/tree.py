@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import date
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from echelon.config._base import Section
 from echelon.config.agents import (
@@ -93,6 +93,18 @@ class WalkForwardConfig(Section):
             yield f"walk_forward.last_test ({last}) is before walk_forward.first_test ({first})"
 
 
+class ComputeConfig(Section):
+    """Where work is done; results do not depend on it, and no hash or run directory holds it."""
+
+    engine: Literal["local", "ray"] = "local"
+    """local: processes of this machine. ray: actors of a Ray cluster (extra `scale`)."""
+    address: str = "auto"
+    """HOST:PORT of the cluster's head; auto: the cluster that this machine is a node of, or one of
+    its own; local: one of its own, on loopback, for as long as the command lasts."""
+    memory_gb: PositiveFloat | None = None
+    """Memory that an actor reserves; null: what a process and its configuration need at least."""
+
+
 class Config(Section):
     """Everything a run depends on."""
 
@@ -148,6 +160,8 @@ class Config(Section):
     """The execution layer."""
     walk_forward: WalkForwardConfig = WalkForwardConfig()
     """Folds of `echelon walk-forward`."""
+    compute: Annotated[ComputeConfig, Field(exclude=True)] = ComputeConfig()
+    """Where work is done."""
     alerts: AlertsConfig = AlertsConfig()
     """Who is told of risk events and of how training ended; no result and no hash depends on it."""
 

@@ -50,10 +50,16 @@ from echelon.files import (
 )
 from echelon.ops.measures import LABELS, MeanStd, mean_std
 from echelon.runs import RunDirectory
-from echelon.training.executors import verify_days
 from echelon.training.loop import Outcome
-from echelon.training.run import SeedJob, TrainedRun, finished_outcome, seed_directory, train_seed
-from echelon.workers import Failure, Report, ShouldStop, run_jobs
+from echelon.training.run import (
+    SeedJob,
+    TrainedRun,
+    finished_outcome,
+    run_seed_jobs,
+    seed_directory,
+    train_seed,
+)
+from echelon.workers import Engine, Failure, Report, ShouldStop, run_jobs, use_engine
 
 _FORMAT = 1
 
@@ -307,13 +313,16 @@ def train_runs(
     *,
     workers: int,
     on_report: Callable[[int, object], None] = lambda _job, _message: None,
+    train: Callable[[SeedJob, Report, ShouldStop], Outcome] | None = None,
 ) -> None:
-    """Train the plan; `on_report(number in the plan, message)` gets `Progress` and `Outcome`."""
+    """Train the plan; `on_report(number in the plan, message)` gets `Progress` and `Outcome`.
+
+    train: one of the jobs, where it is not only trained
+    """
+    train = train or train_and_report
     if plan:
         jobs = [job.seed for job in plan]
-        if workers > 1:
-            verify_days(job.config for job in jobs)
-        done = run_jobs(_train_and_report, jobs, workers=workers, on_report=on_report)
+        done = run_seed_jobs(train, jobs, workers=workers, on_report=on_report)
         course.stopped = done.stopped
         for job, result in zip(plan, done.results, strict=True):
             if isinstance(result, Failure):
@@ -328,7 +337,7 @@ def train_runs(
         _record(batch, course, k)
 
 
-def _train_and_report(job: SeedJob, report: Report, should_stop: ShouldStop) -> Outcome:
+def train_and_report(job: SeedJob, report: Report, should_stop: ShouldStop) -> Outcome:
     """Train one agent and report how it ended too."""
     outcome = train_seed(job, report, should_stop)
     report(outcome)
@@ -350,12 +359,13 @@ def evaluate_runs(
         report(len(evaluate(run, batch.split, trust=batch.trust).seeds))
 
     on_run(0, len(due))
-    done = run_jobs(
-        evaluate_run,
-        due,
-        workers=1,  # one after the other, so that job k is the k-th that ends
-        on_report=lambda job, _message: on_run(job + 1, len(due)),
-    )
+    with use_engine(Engine()):  # here, where the runs are
+        done = run_jobs(
+            evaluate_run,
+            due,
+            workers=1,  # one after the other, so that job k is the k-th that ends
+            on_report=lambda job, _message: on_run(job + 1, len(due)),
+        )
     course.stopped = done.stopped
     for k, result in zip(due, done.results, strict=True):
         if isinstance(result, Failure):

@@ -179,7 +179,8 @@ class Metrics:
     def observe(self, name: str, value: float) -> None:
         """Take a value into a histogram, at the next scrape."""
         self._observed.append((name, value))
-        self._take_observed(_MOST_OBSERVED)  # nobody scrapes: one by one, not 500 at one bar
+        if len(self._observed) > _MOST_OBSERVED:  # nobody scrapes: one by one, not 500 at one bar
+            self._take_observed(_MOST_OBSERVED)
 
     def render(self) -> bytes:
         """All of it in Prometheus's text format."""

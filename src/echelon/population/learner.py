@@ -34,6 +34,7 @@ from torch import Tensor
 from echelon.agents.expert_core import WeightPolicy
 from echelon.agents.learner import Learner, TrainingSetup
 from echelon.agents.replay import RingMark
+from echelon.cluster import freeze
 from echelon.config import Config
 from echelon.envs.world import World
 from echelon.errors import StoreError
@@ -62,7 +63,7 @@ from echelon.population.shared_replay import SharedReplay
 from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, with_prefix
 from echelon.types import Bools, Floats32, Metrics
-from echelon.workers import Pool
+from echelon.workers import Pool, engine
 
 log = logging.getLogger(__name__)
 _FORMAT = 2  # of the state in checkpoints
@@ -89,7 +90,8 @@ class HierarchyLearner(Learner):
         for table in self._tables:
             table.refresh(base)
         sharing, workers = config.experts.sharing, config.trainer.workers
-        on_disk = sharing.on_disk or workers > 1
+        away = engine().away and workers > 1
+        on_disk = sharing.on_disk or (workers > 1 and not away)
         place = directory / "tables" / "replay" if on_disk else None
         self.replay = SharedReplay(sharing.buffer_size, n_members, train.n_assets, place)
         factory = MemberFactory(
@@ -103,12 +105,17 @@ class HierarchyLearner(Learner):
             tuple(dict(h) for h in self.evolution.hyperparameters()),
             self.replay,
             self._tables,
+            away,
         )
+        if away:
+            freeze((self.parts, valid))
         pool = Pool(factory, n_members, workers, threads=config.train.threads)
         self._events: list[PopulationEvent] = []
         self._unwritten = False
         """Something happened that population.json does not say yet."""
         self.members = Members(pool, self.evolution, self.replay, self._event)
+        self._unheard: list[Any] = []
+        """What members collected that the others, on other machines, have not been told yet."""
         self.bonus = SkillBonus(
             n_experts, train.n_assets, config.experts.skill_dim, config.experts.mi_estimator, seed
         )
@@ -205,13 +212,21 @@ class HierarchyLearner(Learner):
     def _collect(self) -> float:
         bars = self._round_bars
         done = self.members.advance(Member.collect, dict.fromkeys(self.members.numbers, bars))
-        self.replay.refresh(tuple(RingMark(*done[m]["mark"]) for m in sorted(done)))
+        if self.members.pool.away:
+            news = [done[m]["news"] for m in sorted(done)]
+            self.replay.take_news(news)
+            self._unheard += news
+        else:
+            self.replay.refresh(tuple(RingMark(*done[m]["mark"]) for m in sorted(done)))
         self.steps += bars * self.config.train.books * len(self.members)
         return float(np.mean([collected["reward"] for collected in done.values()]))
 
     def _learn(self) -> Metrics:
         steps = self.config.trainer.training_schedule.experts.steps
         updates = int(steps * self.config.expert.updates_per_step)
+        if self._unheard:
+            self.members.ask(Member.hear, None, self._unheard)
+            self._unheard = []
         weights, gate = self._whose_bars()
         bonus, marks, skills = self._tell_skills_apart(), self.replay.snapshot(), self._skills()
         briefs = {}
@@ -449,6 +464,7 @@ class HierarchyLearner(Learner):
         self._events = from_plain_tree(state["events"], list[PopulationEvent])
         self._readings = from_plain_tree(state["readings"], list[Reading])
         self._unwritten = True  # the file may be ahead of the checkpoint
+        self._unheard = []
         self.members.restore(states)
         self._policy = None
 

@@ -15,7 +15,7 @@ Axes: `M` members, `T` rows, `L` steps of a sequence, `B` sequences, `N` assets,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from echelon.agents.expert import Collector
-from echelon.agents.expert_core import ExpertCore, WeightPolicy, expert_obs, replayed_obs
+from echelon.agents.expert_core import (
+    ExpertCore,
+    WeightPolicy,
+    expert_obs,
+    replayed_obs,
+    table_file,
+)
 from echelon.agents.offpolicy import SequenceBatch
 from echelon.agents.replay import Behaviour
 from echelon.agents.sac import SAC, Traced
@@ -40,7 +46,7 @@ from echelon.models.expert import ExpertActor
 from echelon.ops.squashed import by_source
 from echelon.population.expert_reward import ExpertReward
 from echelon.population.measurement import own_returns, window_sharpes
-from echelon.population.shared_replay import Marks, SharedBatch, SharedReplay
+from echelon.population.shared_replay import Marks, News, SharedBatch, SharedReplay
 from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, pack_generator, unpack_generator, with_prefix
 from echelon.types import Floats, Floats32, Metrics
@@ -78,27 +84,33 @@ class MemberFactory:
 
     world: the experts' part of the train window; skills[K,Z]; hyperparameters[M]
     directory: of replay and tables; tables: of the frozen encoder
+    away: members see no file of this machine: tables go along, and each process has its replay
     """
 
     config: Config
     world: World
     valid: World
     encoder: Encoder
-    directory: Path
+    directory: Path | None
     seed: int
     skills: Floats32
     hyperparameters: tuple[dict[str, float], ...]
     replay: SharedReplay | None = field(default=None, repr=False)
     tables: tuple[EmbeddingTable, ...] = field(default=(), repr=False)
+    away: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is open here."""
+        if self.away:
+            tables = tuple(table.without_file() for table in self.tables)
+            return self.__dict__ | {"replay": None, "tables": tables, "directory": None}
         return self.__dict__ | {"replay": None, "tables": ()}
 
     def __call__(self, number: int) -> Member:
         """The member of that number, as it begins."""
         if self.replay is None:
-            size, place = self.config.experts.sharing.buffer_size, self.directory / "replay"
+            size = self.config.experts.sharing.buffer_size
+            place = None if self.directory is None else self.directory / "replay"
             n_members, n_assets = len(self.hyperparameters), self.world.n_assets
             self.replay = SharedReplay(size, n_members, n_assets, place)
         if not self.tables:
@@ -109,13 +121,16 @@ class MemberFactory:
 
 
 def new_tables(
-    world: World, valid: World, encoder: Encoder, directory: Path
+    world: World, valid: World, encoder: Encoder, directory: Path | None
 ) -> tuple[EmbeddingTable, ...]:
-    """Tables to fill, of `world` and, where its features are others, of the validation window."""
-    tables = (EmbeddingTable(world, encoder.d_model, directory / "train.npy"),)
+    """Tables to fill, of `world` and, where its features are others, of the validation window.
+
+    directory: None: in memory
+    """
+    tables = (EmbeddingTable(world, encoder.d_model, table_file(directory, "train")),)
     if tables[0].covers(valid):
         return tables
-    return (*tables, EmbeddingTable(valid, encoder.d_model, directory / "valid.npy"))
+    return (*tables, EmbeddingTable(valid, encoder.d_model, table_file(directory, "valid")))
 
 
 class Member:
@@ -139,7 +154,8 @@ class Member:
     def _begin_networks(self, skill: Floats32) -> None:
         """Fresh networks, optimizers and adapter; what was collected stays."""
         config, encoder = self.config, self._setup.encoder
-        directory = self._setup.directory / f"member-{self.number}"
+        directory = self._setup.directory
+        directory = None if directory is None else directory / f"member-{self.number}"
         tables = self._setup.tables
         if config.lora.enabled:
             # A fresh adapter changes nothing: what the frozen encoder says is its first version.
@@ -198,13 +214,19 @@ class Member:
         self.set_hyperparameters(self.hyperparameters)
         self.pay.restart()
 
-    def stand(self, marks: Marks) -> None:
-        """Let the rings stand where the coordinator says."""
+    def stand(self, marks: Marks, content: Any = None) -> None:  # noqa: ANN401 (of SharedReplay)
+        """Let the rings stand where the coordinator says. content: its replay's state"""
+        if content is not None:
+            self.replay.restore(*content)
         self.replay.refresh(marks)
+
+    def hear(self, news: Sequence[News]) -> None:
+        """Take in what all members collected, on whichever machine they did."""
+        self.replay.take_news(news)
 
     def collect(self, bars: int) -> dict[str, Any]:
         """So many bars of every book: mean reward before scaling, and how far its ring is now."""
-        rewards = []
+        rewards, before = [], self.replay.snapshot()[self.number]
         for _ in range(bars):
             lot = self.steps < self.config.expert.learning_starts
             done = self.collector.step(self.core, self.tables[0], lot=lot)
@@ -224,7 +246,11 @@ class Member:
             rewards.append(float(done.transitions.reward.mean()))
             self.steps += self.collector.books.n_books
         mark = self.replay.snapshot()[self.number]
-        return {"reward": float(np.mean(rewards)), "mark": tuple(mark)}
+        collected = {"reward": float(np.mean(rewards)), "mark": tuple(mark)}
+        if self._setup.away:
+            written = bars * self.collector.books.n_books
+            collected["news"] = self.replay.news(self.number, before, written)
+        return collected
 
     def learn(self, brief: Brief) -> Metrics:
         """The updates of one phase; their metrics, on average: nothing where it is too early."""

@@ -156,7 +156,9 @@ class Members:
         for m, kept in self._snapshots.items():
             if "mark" in kept:
                 marks[m] = RingMark(*kept["mark"])
-        answers: Answers = dict(self.pool.call(Member.stand, numbers, tuple(marks)))
+        # Whoever maps no file of ours needs what is in it, too.
+        content = self._replay.state() if self.pool.away else None
+        answers: Answers = dict(self.pool.call(Member.stand, numbers, tuple(marks), content))
         states = {m: self._snapshots[m] for m in numbers if m in self._snapshots}
         answers |= self.pool.call_each(Member.restore, states)
         for m in _failed_members(answers):

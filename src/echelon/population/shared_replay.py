@@ -24,7 +24,7 @@ Axes: `K` experts, `E` books, `N` assets, `n` sequences, `L` steps of a sequence
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,6 +63,15 @@ class SharedBatch(NamedTuple):
     behaviour: Behaviour
     source: NDArray[np.int64]
     shared: NDArray[np.bool_]
+
+
+class News(NamedTuple):
+    """What was written to a ring: its slots[n] and their columns[n,…], and how far it is now."""
+
+    expert: int
+    mark: RingMark
+    slots: NDArray[np.int64]
+    columns: Columns
 
 
 class SharedReplay:
@@ -156,6 +165,23 @@ class SharedReplay:
                     "writes cannot be seen here: give the replay a directory"
                 )
             ring.mark = mark
+
+    def news(self, expert: int, before: RingMark, written: int) -> News:
+        """The latest `written` transitions of a ring, which stood at `before`."""
+        ring = self._rings[expert]
+        usable = ring.mark.usable(self.ring_capacity)
+        slots = (before.next + np.arange(min(written, usable))) % usable
+        if written > usable:
+            slots = np.arange(usable)
+        return News(expert, ring.mark, slots, {n: v[slots] for n, v in ring.columns.items()})
+
+    def take_news(self, news: Iterable[News]) -> None:
+        """Write what was written elsewhere; a second time changes nothing."""
+        for own in news:
+            ring = self._rings[own.expert]
+            for name, values in own.columns.items():
+                ring.columns[name][own.slots] = values
+            ring.mark = own.mark
 
     def state(self) -> tuple[Columns, dict[str, Any]]:
         """(arrays, JSON) from which `restore` goes on bit for bit. The arrays are views."""

@@ -19,7 +19,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -80,6 +80,31 @@ class _Job:
     directory: Path
     identity: str
     code: str
+
+    locks = ()  # the proof holds one on all of them
+
+    @property
+    def title(self) -> str:
+        """As a `cluster.Portable`, like all below."""
+        return self.part.key
+
+    @property
+    def home(self) -> Path:
+        """The directory of all parts."""
+        return self.directory.parent
+
+    @property
+    def trees(self) -> tuple[str, ...]:
+        """Its own, and those of parts that it reads."""
+        return self.directory.name, *getattr(self.part, "sources", ())
+
+    def at(self, home: Path) -> _Job:
+        """The same in another directory."""
+        return replace(self, directory=home / self.directory.name)
+
+    def again(self) -> _Job:
+        """The same: a part goes on from what is there."""
+        return self
 
 
 def identity_of(part: Part) -> str:

@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     import polars as pl
 
 FORMAT = 1
-NESTED = {"variants": "ablation.json", "folds": "walk_forward.json", "agents": "comparison.json"}
+NESTED = {
+    **{"variants": "ablation.json", "folds": "walk_forward.json", "agents": "comparison.json"},
+    "trials": "tuning.json",
+}
 """Directories between a run and the study it is part of, and the study's file; the registry is
 next to the study."""
 

@@ -48,7 +48,7 @@ from echelon.training.loop import (
 )
 from echelon.training.run import SeedJob, resume_point, seed_directory, trained_seeds
 from echelon.types import Metrics
-from echelon.workers import Report, ShouldStop
+from echelon.workers import Report, ShouldStop, engine
 
 POLICY, TEACHER = "policy", "teacher"
 _AGAIN = "Train the policy again: echelon execution train."
@@ -190,10 +190,21 @@ def train_execution_seed(job: SeedJob, report: Report, should_stop: ShouldStop) 
             result = read_json(directory / RESULT, _Result, "Remove it and resume.")
             if result["ending"] == "done":
                 return Outcome(*(result[name] for name in _Result.__annotations__))  # type: ignore[literal-required]
-        data = load_execution_data(job.config)
+        data = job.learning_data(load_execution_days)
         return train_execution(
             job.config, data, directory, job.seed, report, should_stop, resume=job.resume
         )
+
+
+def load_execution_days(job: SeedJob) -> ExecutionData:
+    """What a job learns from."""
+    config = job.config
+    if engine().away and config.execution.extensions:
+        raise UsageError(
+            "execution.extensions names files of code, which do not travel to a Ray cluster. Train "
+            "here, or leave them out."
+        )
+    return load_execution_data(config)
 
 
 def check_start(config: Config, directory: Path) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,13 +24,14 @@ from echelon.agents.learner import Learner, LearnerFacts, TrainingSetup, learner
 from echelon.agents.pretraining import Pretrained, ensure_encoder, read_encoder_document
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import run_backtest
+from echelon.cluster import freeze
 from echelon.config import Config, load_run_config, override_config
 from echelon.config.agents import BASELINE_SETTINGS
 from echelon.config.algorithms import ALGORITHMS
 from echelon.config.market import EXECUTOR_KEYS
 from echelon.config.sizes import refuse_settings
 from echelon.envs.world import World, world_of
-from echelon.errors import DamagedError, DataError, StoreError, UsageError, shorten
+from echelon.errors import DamagedError, DataError, EchelonError, StoreError, UsageError, shorten
 from echelon.features.prepared import Prepared
 from echelon.files import blaming, exclusive_lock, json_line, read_json, write_json
 from echelon.population.policy import risk_alerts
@@ -49,7 +50,7 @@ from echelon.runs.tracking import Sink, open_sinks
 from echelon.training.executors import verify_days, with_executor
 from echelon.training.loop import CHECKPOINTS, RESULT, Intervals, Outcome, Progress, TrainingLoop
 from echelon.types import Metrics
-from echelon.workers import JobResults, Report, ShouldStop, run_jobs
+from echelon.workers import JobResults, Report, ShouldStop, engine, run_jobs
 
 LEARNER_FACTS = "learner.json"
 _LEAST_VALID = 3
@@ -367,13 +368,55 @@ def read_learner_facts(directory: Path) -> LearnerFacts:
 
 @dataclass(frozen=True)
 class SeedJob:
-    """One agent to train. checkpoint: where to go on from; resume: from the latest, if any."""
+    """One agent to train. checkpoint: where to go on from; resume: from the latest, if any.
+
+    data: what it learns from, or why there is none, where its worker sees no files of this machine
+    """
 
     config: Config
     run: Path
     seed: int
     resume: bool = False
     checkpoint: Path | None = None
+    data: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def title(self) -> str:
+        """As a `cluster.Portable`, like all below."""
+        return f"{self.run.name}, seed {self.seed}"
+
+    @property
+    def home(self) -> Path:
+        """The run."""
+        return self.run
+
+    @property
+    def trees(self) -> tuple[str, ...]:
+        """Its own directory, and the encoder of all seeds."""
+        return "encoder", f"seeds/{self.seed}"
+
+    @property
+    def locks(self) -> tuple[Path, ...]:
+        """Of its own directory."""
+        return (seed_directory(self.run, self.seed) / ".train.lock",)
+
+    def at(self, home: Path) -> SeedJob:
+        """The same in another run directory."""
+        point = self.checkpoint
+        if point is not None:
+            point = home / point.relative_to(self.run)
+        return replace(self, run=home, checkpoint=point)
+
+    def again(self) -> SeedJob:
+        """The same, from the latest checkpoint there is by now."""
+        trained = resume_point(seed_directory(self.run, self.seed)) is not None
+        return replace(self, resume=True, checkpoint=None) if trained else self
+
+    def learning_data(self, load: Callable[[SeedJob], Any]) -> Any:  # noqa: ANN401 (worlds, or days)
+        """What it learns from: what came along, or what `load` reads."""
+        if isinstance(self.data, EchelonError):
+            raise self.data
+        return load(self) if self.data is None else self.data
 
 
 def train_seed(job: SeedJob, report: Report, should_stop: ShouldStop) -> Outcome:
@@ -385,7 +428,7 @@ def train_seed(job: SeedJob, report: Report, should_stop: ShouldStop) -> Outcome
             if (done := finished_outcome(job.config, directory)) is not None:
                 return done
             point = resume_point(directory)
-        worlds = Worlds.from_prepared(Prepared.open(job.run), job.config)
+        worlds = job.learning_data(load_worlds)
         if not ready(job.config, worlds, directory, should_stop):
             return Outcome(job.seed, "stopped", 0, -1, -math.inf, 0.0)
         training = Training(job.config, worlds, directory, job.seed, resume=point)
@@ -398,13 +441,66 @@ def train_seeds(
     workers: int,
     on_progress: Callable[[Progress], None],
     train: Callable[[SeedJob, Report, ShouldStop], Outcome] = train_seed,
+    load: Callable[[SeedJob], Any] | None = None,
 ) -> JobResults[Outcome]:
-    """Train every job, so many at a time; train: one of them, in a process of its own."""
+    """Train every job, so many at a time; train: one of them, in a process of its own.
+
+    load: see `run_seed_jobs`
+    """
 
     def pass_on(_job: int, message: object) -> None:
         assert isinstance(message, Progress)
         on_progress(message)
 
-    if workers > 1:
+    return run_seed_jobs(train, jobs, workers=workers, on_report=pass_on, load=load or load_worlds)
+
+
+def load_worlds(job: SeedJob) -> Worlds:
+    """Of the run's prepared set."""
+    return Worlds.from_prepared(Prepared.open(job.run), job.config)
+
+
+def run_seed_jobs(
+    train: Callable[[SeedJob, Report, ShouldStop], Outcome],
+    jobs: Sequence[SeedJob],
+    *,
+    workers: int,
+    on_report: Callable[[int, object], None],
+    load: Callable[[SeedJob], Any] = load_worlds,
+) -> JobResults[Outcome]:
+    """Do every job; away from this machine with its data, and after the encoder of its run.
+
+    load: what a job learns from
+    """
+    if workers > 1 or engine().away:
         verify_days(job.config for job in jobs)
-    return run_jobs(train, jobs, workers=workers, on_report=pass_on)
+    if not engine().away:
+        return run_jobs(train, jobs, workers=workers, on_report=on_report)
+    loaded: dict[Path, Any] = {}
+    for job in jobs:
+        if job.run not in loaded:
+            try:
+                loaded[job.run] = freeze(load(job))
+            except EchelonError as error:  # which concerns this run alone
+                loaded[job.run] = error
+    jobs = [replace(job, data=loaded[job.run]) for job in jobs]
+    # Here the first seed makes the run's encoder while others wait, which there they could not see.
+    first = {job.run: job for job in reversed(jobs) if _lacks_encoder(job)}
+    if first:
+        made = run_jobs(_make_encoder, list(first.values()), workers=workers)
+        if made.stopped:
+            return JobResults([None] * len(jobs), stopped=True)
+    return run_jobs(train, jobs, workers=workers, on_report=on_report)
+
+
+def _lacks_encoder(job: SeedJob) -> bool:
+    if not isinstance(job.data, Worlds) or not ALGORITHMS[job.config.train.algo].pretrained:
+        return False
+    finished = finished_outcome(job.config, seed_directory(job.run, job.seed)) is not None
+    return not finished and read_encoder_document(job.run) is None
+
+
+def _make_encoder(job: SeedJob, _report: Report, should_stop: ShouldStop) -> bool:
+    """Pre-train the encoder of the job's run, which needs nothing of the seed."""
+    directory = seed_directory(job.run, job.seed)
+    return ready(job.config, job.learning_data(load_worlds), directory, should_stop)

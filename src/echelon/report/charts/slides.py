@@ -371,7 +371,7 @@ def _set_axis(axes: Axes, axis: Axis, *, vertical: bool) -> None:
     if axis.labels or axis.bare:
         drawn.grid(visible=False, which="major")
     if axis.kind == "log":
-        axes.set_yscale("log")
+        (axes.set_yscale if vertical else axes.set_xscale)("log")
     elif axis.kind == "date":
         axes.margins(x=0)
         locator = AutoDateLocator(minticks=4, maxticks=9)  # type: ignore[no-untyped-call]

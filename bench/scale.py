@@ -1,0 +1,173 @@
+"""What Ray costs, and what more nodes would bring: `python -m bench.scale`.
+
+1. **Overhead.** Two trainings of some length, one and two at a time, by local processes and by
+   actors of a cluster on this machine; Ray's own start is counted by itself.
+2. **Model.** A hierarchy's round, measured: seconds of a member's work, seconds of the
+   coordinator's, bytes between them. From these, the time of a round on more nodes:
+
+       T(W) = ceil(M / W) · t + s + (D + U) · M / B + (N − 1) · C · M / B
+
+   M members, W actors on N nodes, t seconds of a member's phases, s of the coordinator, D and U
+   bytes to and from a member, C bytes of what a member collected, which goes to every node once, B
+   bytes a second of the network. It assumes nodes like this machine with as many actors as
+   processors, members that take equally long, and a network that is nobody else's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from echelon.cluster import ray_engine
+from echelon.config import load_config, override_config
+from echelon.features import prepare
+from echelon.training.loop import CHECKPOINTS
+from echelon.training.run import SeedJob, Training, load_worlds, ready, seed_directory, train_seeds
+from reliability._clusters import bare_world
+
+NETWORK = 1.25e9
+"""Bytes a second: 10 Gbit."""
+_MEMORY = 500_000_000
+
+
+@dataclass(frozen=True)
+class Round:
+    """Of a hierarchy, measured: seconds and bytes of one round, on average."""
+
+    members: int
+    actors: int
+    seconds: float
+    coordinator: float
+    down: float
+    up: float
+    collected: float
+    shared: int
+
+
+def overhead(bare: Path, steps: int) -> list[dict[str, float | int | str]]:
+    """Seconds of two trainings, by engine and number at a time."""
+    lines: list[dict[str, float | int | str]] = []
+    for engine in ("local", "ray"):
+        begun = time.perf_counter()
+        with ExitStack() as stack:
+            if engine == "ray":
+                stack.enter_context(ray_engine("local", 1, _MEMORY))
+            start = time.perf_counter() - begun
+            for workers in (1, 2):
+                place = bare.parent / f"{engine}-{workers}"
+                shutil.copytree(bare, place)
+                os.chdir(place)
+                config = override_config(
+                    load_config(Path("flat.yaml"), []),
+                    [
+                        *(
+                            f"train.{key}_steps={steps}"
+                            for key in ("total_env", "checkpoint_every")
+                        ),
+                        f"train.validate_every_steps={steps // 4}",
+                    ],
+                )
+                run = place / "run"
+                prepare(config, run)
+                jobs = [SeedJob(config, run, seed) for seed in (1, 2)]
+                begun = time.perf_counter()
+                train_seeds(jobs, workers=workers, on_progress=lambda _: None).all_or_raise()
+                seconds = round(time.perf_counter() - begun, 2)
+                lines.append(
+                    {"engine": engine, "workers": workers, "seconds": seconds, "start": start}
+                )
+                print(json.dumps(lines[-1]), flush=True)
+    return lines
+
+
+def rounds(bare: Path, members: int, actors: int, n: int) -> Round:
+    """Measure rounds of a hierarchy whose members are actors; 1: they are here."""
+    place = bare.parent / f"hierarchy-{members}-{actors}"
+    shutil.copytree(bare, place)
+    os.chdir(place)
+    config = override_config(
+        load_config(Path("hierarchy.yaml"), []),
+        [
+            *(f"experts.n_experts={members}", f"trainer.workers={actors}"),
+            *("trainer.round_steps=400", "train.total_env_steps=1000000"),
+            "experts.sharing.buffer_size=60000",
+            "trainer.training_schedule.experts={freq: 1, steps: 400}",
+        ],
+    )
+    run = place / "run"
+    prepare(config, run)
+    job = SeedJob(config, run, 1)
+    worlds, directory = load_worlds(job), seed_directory(run, 1)
+    with ray_engine("local", 1, _MEMORY) if actors > 1 else nullcontext() as engine:
+        assert ready(config, worlds, directory, lambda: False)
+        (directory / CHECKPOINTS).mkdir(parents=True)
+        learner = Training(config, worlds, directory, 1).learner
+        learner.train_once()
+        counts = (0, 0) if engine is None else (engine.sent + engine.store.bytes_put, engine.heard)
+        begun, working = time.perf_counter(), 0.0
+        for _ in range(n):
+            metrics = learner.train_once()
+            working += metrics["time/collect"] + metrics["time/experts"]
+        seconds = (time.perf_counter() - begun) / n
+        after = (0, 0) if engine is None else (engine.sent + engine.store.bytes_put, engine.heard)
+        down, up = ((b - a) / n / members for a, b in zip(counts, after, strict=True))
+        news = 400 * learner.replay._rings[0].bytes_per_transition  # type: ignore[attr-defined]
+        shared = 0 if engine is None else engine.store.bytes_put
+        learner.close()
+    return Round(members, actors, seconds, seconds - working / n, down, up, float(news), shared)
+
+
+def predict(alone: Round, away: Round, members: int, nodes: int, cpus: int) -> float:
+    """Seconds of a round. alone: all members here; away: for the bytes"""
+    each = (alone.seconds - alone.coordinator) / alone.members
+    actors = min(members, nodes * cpus)
+    wire = (away.down + away.up + (nodes - 1) * away.collected) * members / NETWORK
+    return math.ceil(members / actors) * each + alone.coordinator + wire
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    """Measure, and write what was measured."""
+    parser = argparse.ArgumentParser(prog="bench.scale", description=__doc__)
+    parser.add_argument("--steps", type=int, default=200_000, help="of a training")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, default=Path(".bench/scale.json"))
+    given = parser.parse_args(argv)
+    output = given.output.resolve()
+    with tempfile.TemporaryDirectory() as scratch:
+        bare = bare_world(Path(scratch, "bare"))
+        lines = overhead(bare, given.steps)
+        measured = [rounds(bare, members, actors, given.rounds) for members, actors in SIZES]
+    tree = {
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs",
+        "overhead": lines,
+        "rounds": [asdict(own) for own in measured],
+        "predicted": {
+            f"{members} members, {nodes} nodes of 2 CPUs": round(
+                predict(measured[0], measured[1], members, nodes, 2), 2
+            )
+            for members in (5, 32)
+            for nodes in (1, 2, 4, 8, 16, 32, 64)
+        },
+    }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(tree, indent=1))
+    print(json.dumps(tree, indent=1))
+    return 0
+
+
+SIZES = ((4, 1), (4, 2), (8, 1), (8, 2))
+"""Members and actors of what is measured."""
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
