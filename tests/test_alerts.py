@@ -106,6 +106,23 @@ def test_a_message_is_as_the_service_documents_it(
     assert ("short" if text == "short" else "K 线缺失 📉") in said
 
 
+@pytest.mark.parametrize("kind", SERVICES)
+def test_words_of_others_mention_nobody(robot: Callable[..., Robot], kind: str) -> None:
+    answer, path, signed, more = SERVICES[kind]
+    service = robot(answer, path, SECRET if signed else None)
+    said = 'no <at user_id="all">x</at> of <@all> and @desk'
+    Channel(channel(kind, secret=signed, **more)).send(Message("subject", said))
+    (text,) = [t for t in _texts(service.bodies[0]) if "user_id" in t]
+    shown = 'no ＜at user_id="all">x＜/at> of ＜＠all> and ＠desk'
+    assert text == (said if kind == "webhook" else shown)
+
+
+def _texts(tree: object) -> list[str]:
+    if isinstance(tree, dict):
+        return [text for part in tree.values() for text in _texts(part)]
+    return [tree] if isinstance(tree, str) else []
+
+
 @pytest.mark.parametrize("kind", ["feishu", "dingtalk"])
 @pytest.mark.parametrize("wrong", ["secret", "clock"])
 def test_a_robot_refuses_another_signature_and_is_not_asked_again(
@@ -414,6 +431,17 @@ def test_alerts_change_no_hash_and_are_kept_by_name() -> None:
 def test_nobody_to_send_to_is_said() -> None:
     with pytest.raises(UsageError, match="nobody to send it to"):
         send_now(AlertsConfig(), Message("s", "t"))
+
+
+def test_a_channel_that_refuses_is_named_though_another_of_its_kind_takes_it(
+    robot: Callable[..., Robot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = robot(wecom(TOKEN), f"/cgi-bin/webhook/send?key={TOKEN}")
+    monkeypatch.setenv("ECHELON_ALERT_OTHER", f"{service.url}/cgi-bin/webhook/send?key=other")
+    other = channel("wecom").model_copy(update={"url": "ECHELON_ALERT_OTHER"})
+    with pytest.raises(EchelonError, match=r"not every channel took the message:\nwecom: status"):
+        send_now(settings(other, channel("wecom")), Message("s", "t"))
+    assert service.taken == 1
 
 
 @pytest.mark.parametrize("most", [7, 8, 9, 10, 2_048])

@@ -19,12 +19,16 @@ from typer.testing import CliRunner
 from echelon.cli import app
 from echelon.config.alerts import AlertsConfig
 from echelon.config.live import LimitsConfig, LiveConfig
-from echelon.errors import DataError
+from echelon.errors import DataError, StoreError
+from echelon.live import report
 from echelon.live.alerts import AlertReader, AlertWatcher, metrics_of, read_check
 from echelon.live.brokers import BrokerError, open_broker
 from echelon.live.engine import Command, LiveEngine
 from echelon.live.feeds import open_feed
 from echelon.live.journal import START, Journal
+from echelon.live.monitor import Monitor
+from echelon.live.replay import JournalReplay, replay_journal
+from echelon.live.report import write_live_report
 from echelon.live.results import LiveRows
 from echelon.live.summary import message, render, summarise
 from echelon.live.tables import read_table_of
@@ -32,6 +36,7 @@ from echelon.monitoring import alerts as module
 from echelon.monitoring.alerts import Alert, Alerter
 from echelon.monitoring.metrics import LIVE, Metrics
 from echelon.report.texts import Words
+from echelon.serving.bundle import Bundle
 
 BARS = 12
 TOKEN = "7f3a9c52e1b84d60a5"
@@ -149,6 +154,38 @@ def test_a_hanging_webhook_and_a_full_queue_change_nothing_of_a_run(
     assert decided[0] == decided[1]
 
 
+def test_a_full_disk_ends_a_watched_engine_with_nothing_told_that_is_not_written(
+    known: Served, journal: Path, tmp_path: Path, hook: Robot
+) -> None:
+    path, metrics = tmp_path / "live.db", Metrics(*LIVE)
+    with _engine(known, path) as engine, Alerter(_settings(), "demo") as alert:
+        engine.watchers += [AlertWatcher(alert, 0.1), Monitor(metrics, engine, "store")]
+        engine.run(bars=4)
+        pages = engine.journal._db.execute("PRAGMA page_count").fetchone()[0]
+        engine.journal._db.execute(f"PRAGMA max_page_count={pages + 8}")
+        with pytest.raises(StoreError, match="disk is full"):
+            engine.run(bars=BARS - 4)
+        page = metrics.render().decode()
+    with Journal.read(path) as opened:
+        written = opened.verify()
+        bars = read_table_of(opened, "decisions").height
+        orders = read_table_of(opened, "orders")["side"].to_list()
+    assert 4 <= bars < BARS
+    assert f"echelon_live_bars_total {float(bars)}" in page
+    for side in ("buy", "sell"):
+        assert f'echelon_live_orders_total{{side="{side}"}} {float(orders.count(side))}' in page
+    with _engine(known, path) as engine, Alerter(_settings(), "demo") as alert:
+        engine.watchers += [AlertWatcher(alert, 0.1), Monitor(Metrics(*LIVE), engine, "store")]
+        assert engine.journal.seq >= written
+        engine.run(bars=BARS - engine.state.bars)
+        assert not engine.errors
+    same = [
+        [body for kind, body in _entries(p) if kind in ("decision", "order", "fills")]
+        for p in (journal, path)
+    ]
+    assert same[0] == same[1]
+
+
 def test_silence_of_the_venue_is_alerted_once_and_its_end_too(
     known: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +299,30 @@ def test_a_day_adds_up(known: Served, journal: Path) -> None:
     assert paid.value == pytest.approx((last["shares"].abs() * last["price"]).sum())
     assert not day.differences
     assert read_check(journal) == {"day": str(day.day), "equal": True}
+
+
+def test_a_day_of_a_running_engine_is_of_one_moment(
+    known: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "live.db"
+
+    def replay_while_bars_come(bundle: Bundle, opened: Journal) -> JournalReplay:
+        done = replay_journal(bundle, opened)
+        with _engine(known, path) as engine:
+            engine.run(bars=2)
+        return done
+
+    with _engine(known, path) as engine:
+        engine.run(bars=4)
+    monkeypatch.setattr(report, "replay_journal", replay_while_bars_come)
+    with Journal.read(path) as opened:
+        day = summarise(known.bundle, opened)
+        write_live_report(known.bundle, opened, tmp_path / "report", "en")
+    with Journal.read(path) as opened:
+        assert read_table_of(opened, "decisions").height == 4 + 2 * 2
+    assert len(day.results.replay.decisions) == day.results.decisions.height == 4
+    assert not day.differences
+    assert (tmp_path / "report" / "report.html").is_file()
 
 
 def test_the_first_day_has_no_profit_and_can_be_summarised(known: Served, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,6 +18,7 @@ from engines import Served, a_share, daily
 
 from echelon.backtest.run import run_backtest
 from echelon.errors import DamagedError, DataError, StaleBarsError, StoreError, UsageError
+from echelon.live import http
 from echelon.live.brokers import (
     Broker,
     BrokerError,
@@ -493,6 +495,21 @@ def test_broker_is_opened_by_its_name(served: Get, tmp_path: Path) -> None:
     broker.close()
 
 
+def test_who_holds_many_connections_loses_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MOST_CONNECTIONS", 5)
+    with serve({("GET", "/v1/x"): lambda _: {"x": 1}}, TOKEN, 0) as server:
+        held = []
+        for _ in range(20):
+            held.append(socket.create_connection(("127.0.0.1", server.port), timeout=30.0))
+            held[-1].sendall(b"GET /v1/")  # and never the rest
+        assert call(server.url, "GET", "/v1/x", None, TOKEN, 30.0) == {"x": 1}
+        for stranger in held[:15]:
+            stranger.settimeout(30.0)
+            assert not stranger.recv(1_000).startswith(b"HTTP/1.1 200")
+        for stranger in held:
+            stranger.close()
+
+
 def test_server_reads_nothing_of_who_has_no_token_or_another_name() -> None:
     asked: list[Any] = []
 
@@ -517,13 +534,13 @@ def test_server_reads_nothing_of_who_has_no_token_or_another_name() -> None:
             ({**good, "Content-Length": "many"}, 411),
             (good, 400),
         ):
-            http = HTTPConnection("127.0.0.1", server.port, timeout=10.0)
-            http.putrequest("POST", "/v1/echo", skip_host="Host" in headers)
+            asking = HTTPConnection("127.0.0.1", server.port, timeout=10.0)
+            asking.putrequest("POST", "/v1/echo", skip_host="Host" in headers)
             for name, value in headers.items():
-                http.putheader(name, value)
-            http.endheaders(b"[]")
-            assert http.getresponse().status == status, headers
-            http.close()
+                asking.putheader(name, value)
+            asking.endheaders(b"[]")
+            assert asking.getresponse().status == status, headers
+            asking.close()
         assert asked == [sent]
         with Client(server.url, TOKEN, 10.0) as client:
             assert client.call("POST", "/v1/echo", {}) == {"body": {}}

@@ -41,6 +41,27 @@ def test_what_is_committed_is_read_again_in_order(tmp_path: Path) -> None:
     assert entries[4].data == bytes([1, 1])
 
 
+def test_a_reader_has_the_journal_as_it_was_opened(tmp_path: Path) -> None:
+    path = _filled(tmp_path / "j.db")
+    with Journal.open(path, ABOUT) as writing:
+        writing.snapshot(b"before")
+        writing.commit()
+        with Journal.read(path) as reading:
+            seen = [entry.seq for entry in reading.entries()]
+            for state in (b"one", b"two", b"three", b"four"):
+                writing.append("note", {"new": True})
+                writing.snapshot(state)
+                writing.commit()
+            assert [entry.seq for entry in reading.entries()] == seen
+            assert reading.last_snapshot() == (reading.seq, b"before")
+            last = reading.last("note")
+            assert last is not None
+            assert "new" not in last.body
+            assert reading.verify() == reading.seq == seen[-1]
+        with Journal.read(path) as reading:
+            assert reading.seq == writing.seq
+
+
 def test_what_is_not_committed_is_gone(tmp_path: Path) -> None:
     path = _filled(tmp_path / "j.db")
     with Journal.open(path, ABOUT) as journal:

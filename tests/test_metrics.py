@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import socket
+import threading
+import time
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from test_walkforward import FOLDS, MONTHS
 from echelon.cli import batch
 from echelon.cli import train as train_command
 from echelon.errors import DamagedError
+from echelon.live.http import metrics_route, serve
 from echelon.monitoring.metrics import LIVE, METRICS, Metrics
 from echelon.monitoring.training import training_metrics
 from echelon.runs.metrics import LOG, LogTail, MetricLog, read_metrics
@@ -91,6 +94,14 @@ def test_total_that_is_counted_elsewhere_is_reached_and_never_falls() -> None:
     for total in (2.0, 5.0, 5.0, 1.0, 2.0):  # 1: counted anew there
         metrics.reach("live_errors_total", total, "venue")
     assert read_page(metrics.render())["live_errors_total", "venue"] == 6.0
+
+
+def test_values_that_nobody_scrapes_are_taken_one_by_one_and_none_is_lost() -> None:
+    metrics = Metrics("live")
+    for k in range(700):
+        metrics.observe("live_decision_seconds", 0.001)
+        assert len(metrics._observed) == min(k + 1, 500)
+    assert read_page(metrics.render())["live_decision_seconds_count",] == 700.0
 
 
 def test_unknown_metric_is_an_error() -> None:
@@ -205,6 +216,34 @@ def test_command_that_trains_answers_prometheus_until_it_ends(
     assert f"metrics: http://127.0.0.1:{port}/metrics" in err
     with pytest.raises(ConnectionRefusedError):
         _scrape(port)
+
+
+def test_end_of_a_training_waits_for_who_reads_regularly_and_for_nobody_else() -> None:
+    finished = threading.Event()
+    metrics = Metrics("training")
+    read = []
+    with serve(metrics_route(metrics), TOKEN, 0) as server:
+        server.wait_for_reader()
+        _scrape(server.port)
+        server.wait_for_reader()  # who looked once may never come again
+
+        def scrape() -> None:
+            for wait in (0.0, 2.0):
+                time.sleep(wait)
+                read.append(_scrape(server.port))
+            finished.wait(30.0)
+            read.append(_scrape(server.port))
+
+        reader = threading.Thread(target=scrape)
+        reader.start()
+        while len(read) < 2:
+            time.sleep(0.01)
+        metrics.set("training_finished", 1.0, "here", "42")
+        finished.set()
+        server.wait_for_reader()
+    reader.join()
+    assert read[1] == {}
+    assert read[2] == {("training_finished", "here", "42"): 1.0}
 
 
 def test_metrics_port_without_a_token_is_refused_before_anything_is_trained(

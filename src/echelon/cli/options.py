@@ -7,7 +7,7 @@ import os
 import shlex
 import typing
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, NamedTuple, ParamSpec
@@ -154,6 +154,8 @@ class RunOptions(NamedTuple):
         with Server(routes, require_token(), self.metrics_port) as server:
             err.print(f"metrics: {server.url}/metrics")
             yield
+            with suppress(KeyboardInterrupt):
+                server.wait_for_reader()  # who then knows that the training is finished
 
     def read_config(self, resume: Path | None) -> Config:
         """The configuration that they name, or that of the run directory `resume`."""

@@ -13,7 +13,7 @@ All of it follows from the journal's entries and the bundle, so `replay` comes t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,13 +31,6 @@ UNLIKE, DRIFT = "unlike_training", "drift"
 Body = dict[str, Any]
 _QUARTER = 0.25
 """Years that an alarm of drift is shown for."""
-
-
-class _Sent(NamedTuple):
-    """An order of the last decision. whole: it was filled"""
-
-    price: float
-    whole: bool = False
 
 
 class Guards:
@@ -72,8 +65,9 @@ class Guards:
 
     def _forget(self) -> None:
         """What came of the last decision's orders."""
-        self._sent: dict[str, _Sent] = {}
-        self._filled = np.zeros(5)  # traded, paid, at arrival, worse than that, away from it
+        self._sent: dict[str, float] = {}  # order → price of the decision
+        self._whole: set[str] = set()  # of these, what was filled
+        self._filled = [0.0] * 5  # traded, paid, at arrival, worse than that, away from it
         self._own = True  # nobody else traded on the account
 
     def note(self, kind: str, body: Mapping[str, Any]) -> None:
@@ -84,10 +78,9 @@ class Guards:
             return
         if kind == "order":
             self._own &= "by" not in body
-            self._sent[body["id"]] = _Sent(body["price"])
-        elif kind == "status" and body["id"] in self._sent:
-            sent = self._sent[body["id"]]
-            self._sent[body["id"]] = sent._replace(whole=body["state"] == "filled")
+            self._sent[body["id"]] = body["price"]
+        elif kind == "status" and body["state"] == "filled" and body["id"] in self._sent:
+            self._whole.add(body["id"])
         elif kind == "fills":
             for fill in body["fills"]:
                 self._note_fill(fill)
@@ -95,13 +88,15 @@ class Guards:
             self._own = False
 
     def _note_fill(self, fill: Mapping[str, Any]) -> None:
-        shares, price = fill["shares"], fill["price"]
-        sent = self._sent.get(fill["order_id"])
-        paid = fill["commission"] + fill["stamp"] + fill["slippage"]
-        self._filled[:2] += abs(shares) * price, paid
-        if sent is not None:
-            moved = shares * (price - sent.price)
-            self._filled[2:] += abs(shares) * sent.price, moved, abs(moved)
+        shares, price, filled = fill["shares"], fill["price"], self._filled
+        filled[0] += abs(shares) * price
+        filled[1] += fill["commission"] + fill["stamp"] + fill["slippage"]
+        arrival = self._sent.get(fill["order_id"])
+        if arrival is not None:
+            moved = shares * (price - arrival)
+            filled[2] += abs(shares) * arrival
+            filled[3] += moved
+            filled[4] += abs(moved)
 
     def check(self, decider: DecisionEngine, decision: Mapping[str, Any], mode: str) -> list[Body]:
         """Entries that follow from a bar; after `push`, before `complete` and the bar's orders.
@@ -135,15 +130,14 @@ class Guards:
         before = world.present[last] & world.rows.tradable[last]
         market = market_return(world.growth[last], world.growth[row], before)
         earned = equity / self._equity - 1.0
-        traded, paid, base, worse, away = self._filled.tolist()
-        whole = sum(sent.whole for sent in self._sent.values())
+        traded, paid, base, worse, away = self._filled
         return np.array(
             [
                 (earned, 1.0),
                 (earned - self._exposure * market, 1.0),
                 (traded / self._equity, 1.0),
                 (paid, traded),
-                (whole, len(self._sent)),
+                (len(self._whole), len(self._sent)),
                 (worse, base),
                 (away, base),
             ]
@@ -217,9 +211,9 @@ class Guards:
             "mode": self._mode,
             "own": self._own,
             "alarms": self._alarms,
-            "sent": {name: list(sent) for name, sent in self._sent.items()},
+            "sent": {name: [price, name in self._whole] for name, price in self._sent.items()},
         }
-        return arrays | {"filled": self._filled.copy()}, facts
+        return arrays | {"filled": np.array(self._filled)}, facts
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], facts: Body) -> None:
         """Go on from what `state` gave; of a journal without guards, stay off."""
@@ -232,8 +226,9 @@ class Guards:
         self._equity, self._exposure = float(facts["equity"]), float(facts["exposure"])
         self._mode, self._own = str(facts["mode"]), bool(facts["own"])
         self._alarms = {str(name): int(left) for name, left in facts["alarms"].items()}
-        self._sent = {name: _Sent(*sent) for name, sent in facts["sent"].items()}
-        self._filled = np.array(arrays["filled"], dtype=np.float64).reshape(5)
+        self._sent = {name: float(price) for name, (price, _) in facts["sent"].items()}
+        self._whole = {name for name, (_, whole) in facts["sent"].items() if whole}
+        self._filled = np.array(arrays["filled"], dtype=np.float64).reshape(5).tolist()
 
 
 _END: Body = {"event": "end"}

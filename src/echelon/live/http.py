@@ -20,6 +20,8 @@ import logging
 import select
 import socket
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
@@ -49,6 +51,8 @@ Routes: TypeAlias = Mapping[tuple[str, str], "Handler | Callable[[Mapping[str, A
 MAX_BODY = 64 * 1024 * 1024
 """Bytes of a request or an answer: bars of some 500,000 symbols."""
 _IDLE_SECONDS = 60.0
+MOST_CONNECTIONS = 128
+"""Above it the oldest is cut off, so that whoever holds many takes neither files nor threads."""
 _KINDS: Mapping[str, type[EchelonError]] = {
     kind.__name__: kind for kind in (DataError, StaleBarsError, UsageError, EchelonError)
 }
@@ -87,6 +91,17 @@ class Server(Closing):
         )
         self._thread.start()
 
+    def wait_for_reader(self, most: float = 60.0) -> None:
+        """Wait until who reads regularly has read once more, at most twice as long as usual."""
+        now, answered = time.monotonic(), self._http.answered
+        with self._http.changed:
+            if len(answered) < 2 or now - answered[1] > (
+                seconds := min(most, 2.0 * (answered[1] - answered[0]))
+            ):
+                return
+            log.info("waiting for the last scrape, at most %.0f s (Ctrl-C: no longer)", seconds)
+            self._http.changed.wait_for(lambda: answered[-1] >= now, seconds)
+
     def close(self) -> None:
         self._http.shutdown()
         self._thread.join()
@@ -107,24 +122,37 @@ class _HTTPServer(ThreadingHTTPServer):
     token: bytes
 
     def __init__(self, *arguments: Any) -> None:  # noqa: ANN401 (those of the base)
-        self._connections: set[Any] = set()
+        self._connections: dict[Any, None] = {}  # the oldest first
+        self.answered: deque[float] = deque(maxlen=2)
+        self.changed = threading.Condition()
         super().__init__(*arguments)
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        self._connections.add(request)
+        self._connections[request] = None
+        for oldest in list(self._connections)[:-MOST_CONNECTIONS]:
+            self._cut_off(oldest)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:  # noqa: ANN401
-        self._connections.discard(request)
+        self._connections.pop(request, None)
         super().shutdown_request(request)
+
+    def note_answer(self, began: float) -> None:
+        with self.changed:
+            self.answered.append(began)
+            self.changed.notify_all()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
         log.debug("a connection of %s broke off", client_address, exc_info=True)
 
     def cut_off(self) -> None:
         for connection in list(self._connections):
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            self._cut_off(connection)
+
+    def _cut_off(self, connection: Any) -> None:  # noqa: ANN401
+        self._connections.pop(connection, None)
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Requests(BaseHTTPRequestHandler):
@@ -153,9 +181,12 @@ class _Requests(BaseHTTPRequestHandler):
         if refused is not None:
             self._refuse(*refused)
             return
+        began = time.monotonic()
         try:
             body = self._body()
             self._send(200, self.server.routes[self.command, self.path](body))
+            self.wfile.flush()
+            self.server.note_answer(began)
         except EchelonError as error:
             self._send_problem(error)
         except Exception:

@@ -6,7 +6,8 @@
 1. Append-only: triggers refuse to change or delete an entry. A changed byte breaks the chain.
 2. `append` collects; `commit` writes what was collected, all of it or nothing (SQLite, write-ahead
    log, on disk before it returns). A crash leaves a prefix of whole commits.
-3. One writer: the kernel's lock on `NAME.lock` refuses a second. Readers come at any time.
+3. One writer: the kernel's lock on `NAME.lock` refuses a second. Readers come at any time; each
+   has the journal as it was when it opened it.
 
 A journal is of one bundle and one account: its first entry says which, and another is refused. The
 chain shows accidents and edits; whoever can write the file can also write it anew.
@@ -93,13 +94,14 @@ class Journal(Closing):
 
     @classmethod
     def read(cls, path: Path) -> Journal:
-        """The journal at `path`, to look at while an engine may be writing it."""
+        """The journal at `path` as it is now, whatever an engine writes while one looks."""
         if not path.is_file():
             raise UsageError(f"--journal {path}: no such file. `echelon live run` makes one.")
         held = ExitStack()
         db = _connect(path, "ro")
         held.callback(db.close)
         try:
+            db.execute("BEGIN")  # SQLite shows what there is at the first look, and nothing newer
             journal = cls(path, db, held)
             journal.about()
         except BaseException:

@@ -89,8 +89,8 @@ def send_now(config: AlertsConfig, message: Message) -> None:
     if not config.channels:
         raise UsageError("alerts.channels names none, so there is nobody to send it to. Add one.")
     redact, channels = Redactor.from_environment(), [Channel(own) for own in config.channels]
-    said = {c.config.kind: deliver(partial(c.send, message), _sleep) for c in channels}
-    if failures := [f"{kind}: {shorten(redact(why))}" for kind, why in said.items() if why]:
+    said = [(c.config.kind, deliver(partial(c.send, message), _sleep)) for c in channels]
+    if failures := [f"{kind}: {shorten(redact(why))}" for kind, why in said if why]:
         raise EchelonError("not every channel took the message:\n" + "\n".join(failures))
 
 

@@ -164,6 +164,8 @@ class Channel:
         if kind == "smtp":
             self._mail(message)
             return
+        if kind != "webhook":
+            message = message._replace(text=message.text.translate(_MENTIONS))
         answer = post_json(*_FORMATS[kind](self, message))
         why = f"status {answer.status}: {shorten(answer.body.decode(errors='replace'), 200)}"
         said = _document(answer)
@@ -269,6 +271,9 @@ def _telegram(channel: Channel, message: Message) -> _Post:
     more = {"link_preview_options": {"is_disabled": True}}
     return _Post(channel.url, {"chat_id": channel.config.to[0], "text": text, **more})
 
+
+_MENTIONS = str.maketrans("<@", "\N{FULLWIDTH LESS-THAN SIGN}\N{FULLWIDTH COMMERCIAL AT}")
+"""A venue's words are no orders to a robot: `<at user_id="all">` and `@all` call nobody."""
 
 _FORMATS: Mapping[str, Callable[[Channel, Message], _Post]] = {
     "webhook": _webhook,

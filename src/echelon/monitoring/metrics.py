@@ -25,7 +25,9 @@ NAMESPACE = "echelon"
 _LONGEST_LABEL = 120
 _MOST_OBSERVED = 500
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-_BASIS_POINTS = (-50.0, -20.0, -10.0, -5.0, -2.0, 0.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+_COSTS = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0)
+_BASIS_POINTS = (*(-cost for cost in reversed(_COSTS)), 0.0, *_COSTS)
+"""A fill at the next bar's close has the move of a whole bar in it."""
 
 Kind = Literal["counter", "gauge", "histogram"]
 _KINDS: Mapping[Kind, Any] = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
@@ -176,8 +178,8 @@ class Metrics:
     def observe(self, name: str, value: float) -> None:
         """Take a value into a histogram, at the next scrape."""
         self._observed.append((name, value))
-        if len(self._observed) > _MOST_OBSERVED:  # nobody scrapes
-            self._take_observed()
+        if len(self._observed) > _MOST_OBSERVED:  # nobody scrapes: one by one, not 500 at one bar
+            self._take_observed(_MOST_OBSERVED)
 
     def render(self) -> bytes:
         """All of it in Prometheus's text format."""
@@ -196,9 +198,9 @@ class Metrics:
         for family in list(self._families.values()):
             yield from family.collect()
 
-    def _take_observed(self) -> None:
+    def _take_observed(self, most: int = 0) -> None:
         with suppress(IndexError):  # another thread takes them too
-            while self._observed:
+            while len(self._observed) > most:
                 name, value = self._observed.popleft()
                 self._at(name).observe(value)
 
