@@ -191,7 +191,7 @@ def test_command_that_trains_answers_prometheus_until_it_ends(
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = int(listening.getsockname()[1])
     pages = []
-    owner, name = (train_command, "train_run") if command == "train" else (batch, "_run_steps")
+    owner, name = (train_command, "train_run") if command == "train" else (batch, "run_steps")
     step = getattr(owner, name)
 
     def look(*args: Any, **kwargs: Any) -> Any:
