@@ -497,7 +497,7 @@ def test_broker_is_opened_by_its_name(served: Get, tmp_path: Path) -> None:
 
 def test_who_holds_many_connections_loses_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "MOST_CONNECTIONS", 5)
-    with serve({("GET", "/v1/x"): lambda _: {"x": 1}}, TOKEN, 0) as server:
+    with Server({("GET", "/v1/x"): lambda _: {"x": 1}}, TOKEN, 0) as server:
         held = []
         for _ in range(20):
             held.append(socket.create_connection(("127.0.0.1", server.port), timeout=30.0))
