@@ -149,7 +149,11 @@ def test_failing_agent_is_named_and_the_others_go_on(shell: Shell, bars_file: Pa
         (["--steps", "sac=0"], 2, "expected a whole number above 0"),
         (["--agents", "sac", "--steps", "td3=10"], 2, "td3 takes no part"),
         (["-o", "train.algo=A2C"], 2, "agent 'sac' takes its settings from the configuration"),
-        (["--resume", "cmp"], 2, "only --split, --seeds, --trust-code and --workers go with it"),
+        (
+            ["--resume", "cmp"],
+            2,
+            "only --split, --seeds, --trust-code, --on and --workers go with it",
+        ),
         (["-o", "train.algo=PPO"], 3, "train.algo"),
     ],
 )
