@@ -14,7 +14,7 @@ from echelon.config.live import LiveConfig
 from echelon.live.brokers import open_broker
 from echelon.live.engine import Command, LiveEngine
 from echelon.live.feeds import open_feed
-from echelon.live.feeds.alpaca import Anchors
+from echelon.live.feeds.alpaca import last_factors
 from echelon.live.feeds.history import StoredBars
 from echelon.live.journal import Journal
 from echelon.serving.engine import Account
@@ -188,9 +188,8 @@ def test_the_engine_trades_by_order_sheets(
 
 def test_anchors_are_the_stores_last_factors(served: Served) -> None:
     bars = StoredBars.from_bundle(served.bundle, served.store)
-    anchors = Anchors(bars, served.bundle.symbols, "1d")
     after = served.world.times[served.rows(BARS).start].astype("datetime64[us]").item()
-    factors = anchors.factors(after)
+    factors = last_factors(bars, served.bundle.symbols, "1d", after)
     has = "factor" in served.bundle.universe["fields"]
     assert set(factors) == (set(served.bundle.symbols) if has else set())
     assert all(day == after.date() and factor > 0.0 for day, factor in factors.values())

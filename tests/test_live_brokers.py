@@ -29,11 +29,11 @@ from echelon.live.brokers import (
     VenueFill,
     open_broker,
 )
-from echelon.live.brokers.paper import REASONS, PaperVenue
+from echelon.live.brokers.paper import CANCELLED, INVALID, REPLACED, PaperVenue
 from echelon.live.brokers.remote import RemoteBroker, serve_venue
-from echelon.live.http import Client, call, serve
+from echelon.live.http import Client, Server, call
 from echelon.live.journal import Journal
-from echelon.serving.decision import Decision
+from echelon.serving.decision import WHY, Decision
 from echelon.serving.export import ExportRequest
 from echelon.serving.replay import compare_decisions
 
@@ -430,7 +430,12 @@ def test_orders_that_are_not_filled_say_why(served: Get, tmp_path: Path) -> None
         assert ended["i6"] == OrderStatus("i6", "cancelled", 0.0, "not_held")
         assert shown.account.positions == {held: 2000.0}
         assert shown.account.locked == {held: 2000.0}
-        assert {status.reason for status in (*said, *ended.values())} - {None} <= set(REASONS)
+        assert {status.reason for status in (*said, *ended.values())} - {None} <= {
+            *WHY,
+            CANCELLED,
+            REPLACED,
+            INVALID,
+        }
 
 
 def test_venue_that_fails_to_write_answers_nothing_more(
@@ -492,7 +497,7 @@ def test_broker_is_opened_by_its_name(served: Get, tmp_path: Path) -> None:
 
 def test_who_holds_many_connections_loses_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "MOST_CONNECTIONS", 5)
-    with serve({("GET", "/v1/x"): lambda _: {"x": 1}}, TOKEN, 0) as server:
+    with Server({("GET", "/v1/x"): lambda _: {"x": 1}}, TOKEN, 0) as server:
         held = []
         for _ in range(20):
             held.append(socket.create_connection(("127.0.0.1", server.port), timeout=30.0))
@@ -512,7 +517,7 @@ def test_server_reads_nothing_of_who_has_no_token_or_another_name() -> None:
         asked.append(body)
         return {"body": body}
 
-    with serve({("POST", "/v1/echo"): echo}, TOKEN, 0) as server:
+    with Server({("POST", "/v1/echo"): echo}, TOKEN, 0) as server:
         sent = {"x": 0.1 + 0.2, "y": [1e-310, float("inf")]}
         assert call(server.url, "POST", "/v1/echo", sent, TOKEN, 10.0) == {"body": sent}
         for token, path, why in (

@@ -270,7 +270,7 @@ def test_no_secret_is_in_journal_log_or_report(
     with _engine(known, path, LimitsConfig()) as engine, ControlServer(engine, token):
         engine.run(bars=3)
         assert ask_engine(path, token) is not None
-        status = json.dumps(engine.peek())
+        status = json.dumps(engine.published)
     with Journal.read(path) as journal:
         write_live_report(known.bundle, journal, tmp_path / "report", "en")
         export_tables(journal, tmp_path / "tables")
@@ -325,9 +325,11 @@ def test_dashboard_shows_equity_positions_orders_and_warnings(eventful: Path) ->
     unknown = _drawn(status_view({**status, "running": None}, recent))
     assert "ECHELON_TOKEN is not set" in unknown
     assert "no engine runs" not in unknown
-    assert "halt: difference: paper and journal differ: AAPL" in text
-    assert STOPPED["max_turnover"] in text
-    assert REFUSED["late"] in text
+    said = " ".join(text.split())
+    assert "trading halted: " in said
+    assert "paper and journal differ: AAPL" in said
+    assert "orders stopped: Turnover of the session" in said
+    assert "messages refused: Its bar set had passed" in said
     held = status["account"]["positions"]
     assert held
     worth = max(held, key=lambda symbol: held[symbol] * recent.close[symbol])
@@ -339,7 +341,7 @@ def test_dashboard_shows_equity_positions_orders_and_warnings(eventful: Path) ->
 def test_dashboard_bears_an_engine_that_has_seen_nothing(known: Served, tmp_path: Path) -> None:
     path = tmp_path / "live.db"
     with _engine(known, path, LimitsConfig()) as engine:
-        text = _drawn(status_view(engine.peek(), Recorder(path).look(engine.peek())))
+        text = _drawn(status_view(engine.published, Recorder(path).look(engine.published)))
     assert "none yet, 0 bars" in text
 
 

@@ -27,7 +27,6 @@ _Store = Annotated[
     Path | None,
     typer.Option("--store", help="Store with the history; default: the configuration's."),
 ]
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def export(
@@ -169,10 +168,10 @@ def serve(
     The token is the environment variable ECHELON_TOKEN. The engine warms up on the history in the
     store, or goes on from its state file where there is one.
     """
-    from echelon.config.secrets import require_token
+    from echelon.config.secrets import is_loopback, require_token
 
     set_up_logging(log_level)
-    loopback = host in _LOOPBACK
+    loopback = is_loopback(host)
     if not loopback and not allow_remote:
         raise UsageError(
             f"--host {host}: others can reach that address. Add --allow-remote if that is meant, "

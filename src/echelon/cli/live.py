@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -119,7 +119,7 @@ def run(
             f"{loaded.manifest['policy']} on {feed}, orders to {venue.name}, journal {journal}"
         )
         stop = stack.enter_context(stop_requests())
-        with _watching(journal, engine.peek):
+        with _watching(journal, lambda: engine.published):
             try:
                 engine.run(stop, bars=bars)
             except Interrupted as error:
@@ -128,7 +128,7 @@ def run(
                 values = {"detail": shorten(f"{type(error).__name__}: {error}", 600)}
                 alert(Alert("ended", "critical", time=state.time, values=values))
                 raise
-        typer.echo(_line(engine.peek()))
+        typer.echo(_line(engine.published))
         if stop():
             raise Stopped("the journal is whole; the same command goes on.")
 
@@ -225,9 +225,7 @@ def replay(
     set_up_logging(log_level)
     with Journal.read(journal) as opened:
         done = replay_journal(load_bundle(bundle, trust_code=trust_code or ()), opened)
-    if done.differences:
-        some = "\n".join(done.differences[:10])
-        raise EchelonError(f"the journal differs from what is computed of it:\n{some}")
+    _refuse_differences(done.differences)
     typer.echo(
         f"{len(done.decisions)} decisions of {journal} made again: equal, bit for bit"
         + (
@@ -311,9 +309,7 @@ def summary(
         typer.echo(f"page: {path}")
     if send:
         send_now(alerts, said)
-    if done.differences:
-        some = "\n".join(done.differences[:10])
-        raise EchelonError(f"the journal differs from what is computed of it:\n{some}")
+    _refuse_differences(done.differences)
 
 
 @app.command()
@@ -385,6 +381,12 @@ def export_journal(
     with Journal.read(journal) as opened:
         for path, rows in export_tables(opened, output_dir).items():
             typer.echo(f"{path}: {rows:,} rows")
+
+
+def _refuse_differences(differences: Sequence[str]) -> None:
+    if differences:
+        some = "\n".join(differences[:10])
+        raise EchelonError(f"the journal differs from what is computed of it:\n{some}")
 
 
 def _command(name: str, journal: Path, log_level: str, **flags: bool) -> dict[str, Any]:

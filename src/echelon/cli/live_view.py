@@ -6,7 +6,6 @@ of its journal, which may be looked at while the engine writes it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from echelon.errors import EchelonError, printable
-from echelon.files import json_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,9 +35,7 @@ class Recent(NamedTuple):
 
     equity: tuple[float, ...] = ()
     close: Mapping[str, float] = {}
-    refused: Mapping[str, int] = {}
-    stopped: Mapping[str, int] = {}
-    events: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     in_charge: Mapping[str, Any] | None = None
 
 
@@ -63,18 +59,20 @@ class Recorder:
 
 def read_recent(path: Path, status: Mapping[str, Any]) -> Recent:
     """What led to a status, over about the last `_BARS` bar sets."""
+    from echelon.live.alerts import AlertReader
     from echelon.live.journal import Journal, decode_bars
+    from echelon.report.texts import Words
 
     equity: list[float] = []
     close: dict[str, float] = {}
-    refused, stopped = Counter[str](), Counter[str]()
-    events: list[str] = []
+    entries: list[tuple[str, Mapping[str, Any]]] = []
+    difference: list[str] = []
     charge: Mapping[str, Any] | None = None
     with Journal.read(path) as journal:
         symbols = journal.about()["symbols"]
         per_set = 1 + journal.seq // max(int(status["bars"]), 1)
-        shown = ("halt", "guard", "difference", "command")
-        kinds = ("bars", "decision", "refused", "stopped", *shown)
+        shown = ("halt", "guard", "command", "order", "status", "refused", "stopped")
+        kinds = ("bars", "decision", "difference", *shown)
         for entry in journal.entries(max(0, journal.seq - _BARS * per_set), kinds):
             body = entry.body
             if entry.kind == "bars":
@@ -83,24 +81,16 @@ def read_recent(path: Path, status: Mapping[str, Any]) -> Recent:
             elif entry.kind == "decision":
                 equity.append(body["account"]["equity"])
                 charge = body["in_charge"]
-            elif entry.kind == "refused":
-                refused[body["reason"]] += 1
-            elif entry.kind == "stopped":
-                stopped[body["code"]] += 1
+            elif entry.kind == "difference":
+                difference = [f"difference: {'; '.join(body['differences'])}"]
             else:
-                events.append(_event(entry.kind, body))
-    return Recent(tuple(equity[-_BARS:]), close, refused, stopped, tuple(events), charge)
-
-
-def _event(kind: str, body: Mapping[str, Any]) -> str:
-    if kind == "halt":
-        return f"halt: {body['reason']}: {body['detail']}"
-    if kind == "guard":
-        what = f"{body['guard']} {body['event']}" if "guard" in body else body["event"]
-        return f"guard: {what}: {body.get('detail', '')}".rstrip(": ")
-    if kind == "command":
-        return f"command: {body['name']} by {body['by'] or 'operator'}"
-    return f"{kind}: {'; '.join(body.get('differences', ())) or json_line(body, allow_nan=True)}"
+                entries.append((entry.kind, body))
+    alerts = AlertReader(None).read(entries)[::-1]
+    counts = [alert for alert in alerts if "count" in alert.values]
+    text = Words("en").alert
+    events = [text(alert) for alert in alerts if alert not in counts][:_MOST_EVENTS]
+    warnings = *events, *difference, *map(text, counts)
+    return Recent(tuple(equity[-_BARS:]), close, warnings, charge)
 
 
 def status_view(status: Mapping[str, Any], recent: Recent | None = None) -> RenderableType:
@@ -145,6 +135,8 @@ def _head(status: Mapping[str, Any]) -> Text:
 
 
 def _facts(status: Mapping[str, Any], recent: Recent) -> Table:
+    from echelon.report.texts import Words, time_text
+
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column()
@@ -161,11 +153,11 @@ def _facts(status: Mapping[str, Any], recent: Recent) -> Table:
     if len(recent.equity) > 1:
         line = Text(sparkline(recent.equity), style="cyan", no_wrap=True)
         facts.add_row("", line.append(f"  {len(recent.equity)} bars", "dim"))
-    last = status["time"][:16].replace("T", " ").removesuffix(" 00:00")
-    facts.add_row("last bar", Text(printable(f"{last or 'none yet'}, {status['bars']:,} bars")))
+    last = time_text(status["time"]) or "none yet"
+    facts.add_row("last bar", Text(printable(f"{last}, {status['bars']:,} bars")))
     charge = recent.in_charge or status.get("in_charge")
     if charge is not None:
-        facts.add_row("in charge", Text(printable(_charge(charge))))
+        facts.add_row("in charge", Text(printable(Words("en").in_charge(charge))))
     latency = status.get("latency")
     if latency is not None:
         facts.add_row("latency", f"{1e3 * latency:.1f} ms from bars to orders sent")
@@ -176,37 +168,14 @@ def _facts(status: Mapping[str, Any], recent: Recent) -> Table:
     return facts
 
 
-def _charge(charge: Mapping[str, Any]) -> str:
-    parts = [str(charge["expert"])]
-    odds = charge.get("probabilities")
-    if odds:
-        parts[0] += f" ({odds.get(charge['expert'], 0.0):.0%} when it was chosen)"
-    if charge.get("masked"):
-        parts.append(f"masked: {', '.join(charge['masked'])}")
-    if charge.get("position_scale", 1.0) < 1.0:
-        parts.append(f"positions × {charge['position_scale']:g}")
-    parts += ["risk control holds cash"] * bool(charge.get("halted"))
-    parts += ["turnover limit reached"] * bool(charge.get("turnover_limited"))
-    return "; ".join(parts)
-
-
 def _warnings(status: Mapping[str, Any], recent: Recent) -> list[str]:
-    """What an operator should look at, the newest first."""
-    from echelon.live.gate import REFUSED
-    from echelon.live.limits import STOPPED
-
+    """What an operator should look at, the newest first, what was counted last."""
     unknown = [order["symbol"] for order in status["orders"] if order["state"] == "unknown"]
     trouble = status.get("trouble")
     lines = [f"! the venue does not answer: {trouble}"] if trouble else []
     if unknown:
         lines.append(f"! the venue has not answered about {_few(unknown)}")
-    lines += [f"! {event}" for event in recent.events[: -_MOST_EVENTS - 1 : -1]]
-    for name, counts, texts in (
-        ("orders stopped", recent.stopped, STOPPED),
-        ("messages refused", recent.refused, REFUSED),
-    ):
-        for code, count in sorted(counts.items(), key=lambda item: -item[1]):
-            lines.append(f"! {count:,} {name}: {texts.get(code, code)}")
+    lines += [f"! {warning}" for warning in recent.warnings]
     return lines[:_MOST_WARNINGS]
 
 

@@ -147,11 +147,11 @@ class RunOptions(NamedTuple):
             yield
             return
         from echelon.config.secrets import require_token
-        from echelon.live.http import metrics_route, serve
+        from echelon.live.http import Server, metrics_route
         from echelon.monitoring.training import training_metrics
 
         routes = metrics_route(training_metrics(directory))
-        with serve(routes, require_token(), self.metrics_port) as server:
+        with Server(routes, require_token(), self.metrics_port) as server:
             err.print(f"metrics: {server.url}/metrics")
             yield
             with suppress(KeyboardInterrupt):

@@ -6,6 +6,8 @@ prints as asterisks, and only the code that speaks to the service unwraps them.
 
 from __future__ import annotations
 
+import ipaddress
+from contextlib import suppress
 from typing import Literal, TypeAlias
 
 from pydantic import SecretStr
@@ -65,6 +67,13 @@ class Secrets(BaseSettings):
                 "configuration files."
             )
         return value
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether a name is this machine's own: elsewhere nothing is sent in the clear."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host or "").is_loopback
+    return host == "localhost"
 
 
 _LEAST_TOKEN = 16

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import json
 import logging
 import os
@@ -36,7 +35,7 @@ import redis
 from pydantic import AfterValidator, Field, NonNegativeInt
 
 from echelon.config.data import CacheConfig
-from echelon.config.secrets import Secrets
+from echelon.config.secrets import Secrets, is_loopback
 from echelon.errors import ConfigError, DamagedError, shorten
 from echelon.files import (
     link_or_copy,
@@ -263,10 +262,7 @@ class RedisCache:
         pool = self.client.connection_pool
         if issubclass(pool.connection_class, redis.UnixDomainSocketConnection):
             return True
-        host = str(pool.connection_kwargs.get("host") or "localhost")
-        with suppress(ValueError):
-            return ipaddress.ip_address(host).is_loopback
-        return host == "localhost"
+        return is_loopback(str(pool.connection_kwargs.get("host") or "localhost"))
 
     def get(self, key: str, into: Path) -> bool:
         """Fetch and verify the entry, into the empty directory `into`; False: there is none."""

@@ -41,7 +41,6 @@ class AlertReader:
         self._symbols: dict[str, str] = {}  # of orders that are not final
 
     def resume(self, engine: LiveEngine) -> None:
-        """Go on where an engine stands."""
         state = engine.state
         self._time, self._charge, self._peak = state.time, state.in_charge, state.risk.peak
         self._warned = self._measure_drawdown(state.risk.equity) > (self._limit or 1.0)
@@ -122,8 +121,6 @@ class AlertReader:
 
 
 class AlertWatcher:
-    """Alerts of a running engine."""
-
     def __init__(self, send: AlertCallback, drawdown: float | None) -> None:
         self._send, self._reader = send, AlertReader(drawdown)
         self._started, self._silent = False, False
@@ -162,7 +159,6 @@ def note_check(journal: Path, day: str, *, equal: bool) -> None:
 
 
 def read_check(journal: Path) -> Check | None:
-    """Result of the last check of a journal; None: there was none."""
     path = _check_file(journal)
     return read_json(path, Check, "Run `echelon live summary` again.") if path.exists() else None
 

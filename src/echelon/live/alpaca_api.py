@@ -24,13 +24,12 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from echelon.config.secrets import Secrets
+from echelon.config.secrets import Secrets, is_loopback
 from echelon.errors import ConfigError, EchelonError, UsageError, shorten
 from echelon.live.brokers import BrokerError
 
 T = TypeVar("T")
 URL_VARIABLE = "ECHELON_ALPACA_URL"
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 SECONDS = 10.0
 """That a request may take to connect, and between two parts of its answer."""
 _UNSAID = frozenset({408, 425, 429})
@@ -90,7 +89,7 @@ def override_url(scheme: str = "http") -> str | None:
     if not text:
         return None
     parts = urlsplit(text)
-    if parts.scheme != "http" or parts.hostname not in LOOPBACK or parts.path:
+    if parts.scheme != "http" or not is_loopback(parts.hostname) or parts.path:
         raise UsageError(
             f"{URL_VARIABLE} is {shorten(text, 60)!r}: it is for tests, and must be "
             "http://127.0.0.1:PORT, or your keys would go elsewhere. Unset it to trade at Alpaca."

@@ -21,7 +21,7 @@ from echelon.errors import EchelonError, UsageError, shorten
 from echelon.files import Closing, read_json, write_json
 from echelon.live.brokers import BrokerError
 from echelon.live.engine import MODES, Command, LiveEngine
-from echelon.live.http import call, metrics_route, serve
+from echelon.live.http import Server, call, metrics_route
 from echelon.live.journal import Journal
 from echelon.monitoring.metrics import Metrics
 
@@ -41,12 +41,11 @@ class ControlServer(Closing):
         self._key = secrets.token_hex(8)
         routes = {("GET", "/v1/status"): self._status, ("POST", "/v1/command"): self._command}
         pages = {} if metrics is None else metrics_route(metrics)
-        self._server = serve({**routes, **pages}, token, port)
+        self._server = Server({**routes, **pages}, token, port)
         self.port = self._server.port
         write_json(self._file, {"port": self.port, "pid": os.getpid(), "engine": self._key})
 
     def close(self) -> None:
-        """Listen no longer."""
         self._file.unlink(missing_ok=True)
         self._server.close()
 

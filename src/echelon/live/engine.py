@@ -34,7 +34,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 from zoneinfo import ZoneInfo
@@ -43,6 +44,7 @@ import numpy as np
 
 from echelon.config.live import LiveConfig
 from echelon.data.calendars import FROM_DATA, ROUND_THE_CLOCK, hours
+from echelon.data.derive import PanelKind
 from echelon.data.stream import BarSet, StreamState
 from echelon.errors import DamagedError, EchelonError, UsageError
 from echelon.files import Closing, blaming
@@ -52,6 +54,7 @@ from echelon.live.brokers import (
     BrokerError,
     OrderRequest,
     OrderStatus,
+    OwnSymbols,
     SimulatedVenue,
     VenueFill,
     account_of,
@@ -122,7 +125,6 @@ class LiveState:
     counts: dict[str, int] = field(default_factory=dict)  # of entries, by kind
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {**vars(self), "risk": vars(self.risk)}
 
     def summary(self) -> dict[str, Any]:
@@ -178,7 +180,6 @@ class LiveState:
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any]) -> LiveState:
-        """What `to_dict` gave."""
         return cls(**{**tree, "risk": RiskRecord.from_dict(tree["risk"])})
 
 
@@ -233,9 +234,9 @@ class LiveEngine(Closing):
         self._committed: list[tuple[str, Mapping[str, Any]]] = []  # and not shown yet
         self._venue = broker if isinstance(broker, SimulatedVenue) else None
         self.trouble = ""  # why the venue does not answer
-        self.published = self.status()
+        self.published = self.status()  # as of the last step; other threads may look
         self._unknown_since: float | None = None
-        self._foreign: list[str] = []
+        self._symbols = OwnSymbols(broker.name, decider.symbols)
         self._undecided: BarSet | None = None  # the engine died behind them
         self._asked = 0.0
         self._stop: Callable[[], bool] = lambda: False
@@ -296,7 +297,6 @@ class LiveEngine(Closing):
         return engine
 
     def close(self) -> None:
-        """Let go of feed, broker and journal."""
         self.feed.close()
         self.broker.close()
         self.journal.close()
@@ -379,7 +379,6 @@ class LiveEngine(Closing):
         self._send(orders)
 
     def _arm_guards(self) -> None:
-        """Let the guards do what the configuration says, from here on."""
         if self.guards.bundle.guards is None:
             log.warning(
                 "%s was exported before bundles knew their training data: its guards are off. "
@@ -423,10 +422,6 @@ class LiveEngine(Closing):
         self._commit()
         return differences
 
-    def peek(self) -> dict[str, Any]:
-        """The status as of the last step; other threads may ask."""
-        return self.published
-
     def status(self) -> dict[str, Any]:
         """What is going on, in copies, for whoever looks."""
         return {
@@ -444,7 +439,7 @@ class LiveEngine(Closing):
         self, decision: Decision, account: Account, received: datetime
     ) -> list[OrderRequest]:
         """The orders of a decision that pass the risk gate, written down as intents."""
-        close = dict(zip(decision.symbols, self._closes(), strict=True))
+        close = self._closes()
         seconds, barred = self._look_at_clock(decision.time, received)
         now = Situation(self.state.mode, decision.equity, account, close, seconds, barred)
         wanted = self._requests(decision, close)
@@ -557,8 +552,7 @@ class LiveEngine(Closing):
             if late and self.state.mode != "halted":
                 names = ", ".join(order["symbol"] for order in self._in_flight()[:5])
                 self.halt("unknown", f"{self.broker.name} says nothing of orders for {names}")
-            self._wait(waited)
-            waited = min(2.0 * waited, 2.0)
+            waited = self._wait(waited)
 
     def _finish_orders(self) -> None:
         """Cancel what is still open of the orders before, and wait until all are final."""
@@ -579,8 +573,7 @@ class LiveEngine(Closing):
                 self.halt("open", f"{self.broker.name} neither fills nor cancels {len(ids)} orders")
             if late:
                 return
-            self._wait(waited)
-            waited = min(2.0 * waited, 2.0)
+            waited = self._wait(waited)
 
     def _flatten(self, seq: int) -> None:
         """Sell all that is held, then halt. seq: of the command, by which the orders are known."""
@@ -589,19 +582,25 @@ class LiveEngine(Closing):
         self._finish_orders()
         if self._venue is None:  # others fill between bars, too
             self._take_books()
-        close = dict(zip(self.decider.symbols, self._closes(), strict=True))
-        orders = [
-            OrderRequest(
-                self._order_id(self.state.time, symbol, f"flatten-{seq}"),
-                *(symbol, "sell", shares, close[symbol], -shares),
-            )
-            for symbol, shares in sorted(self.state.account.get("positions", {}).items())
-            if shares > 0.0
-        ]
-        self._write_intents(orders, (), self.decider.time, 0.0, "flatten")
+        held: Mapping[str, float] = self.state.account.get("positions", {})
+        orders = self._write_moves({s: -n for s, n in held.items() if n > 0.0}, "flatten", seq)
         self._record("halt", {"reason": "command", "detail": "flattened by an operator"})
         self._commit()
         self._send(orders)
+
+    def _write_moves(self, moves: Mapping[str, float], by: str, seq: int) -> list[OrderRequest]:
+        """Orders of a command, written down. moves: symbol → shares to buy (positive) or sell"""
+        close = self._closes()
+        orders = [
+            OrderRequest(
+                self._order_id(self.state.time, symbol, f"{by}-{seq}"),
+                *(symbol, "sell" if shares < 0.0 else "buy", abs(shares), close[symbol], shares),
+            )
+            for symbol, shares in sorted(moves.items())
+            if shares
+        ]
+        self._write_intents(orders, (), self.decider.time, 0.0, by)
+        return orders
 
     # Venue and journal.
 
@@ -650,19 +649,13 @@ class LiveEngine(Closing):
             known = self.state.why.startswith("difference")
             if late or known or not self._differences(account, fills):
                 return fills, cursor, account
-            self._wait(waited)
-            waited = min(2.0 * waited, 1.0)
+            waited = self._wait(waited)
 
     def _ask_account(self) -> Account:
         """What the venue holds of the bundle's symbols; less than nothing halts the engine."""
         account = self._ask(self.broker.account)
-        foreign = sorted(account.positions.keys() - set(self.decider.symbols))
-        if foreign and foreign != self._foreign:
-            names = ", ".join(foreign[:10])
-            log.warning("%s holds %s, which the bundle does not trade", self.broker.name, names)
-        self._foreign = foreign
         positions, locked = (
-            {symbol: count for symbol, count in held.items() if symbol not in foreign}
+            {symbol: count for symbol, count in held.items() if self._symbols.has(symbol)}
             for held in (account.positions, account.locked)
         )
         account = Account(account.cash, positions, locked)
@@ -683,8 +676,7 @@ class LiveEngine(Closing):
                 answer = call(*arguments)
             except BrokerError as error:
                 self._note_silence(error)
-                self._wait(waited)
-                waited = min(2.0 * waited, 5.0)
+                waited = self._wait(waited)
             else:
                 self.trouble = ""
                 return answer
@@ -696,12 +688,14 @@ class LiveEngine(Closing):
         self.errors["venue"] += 1
         self.published = self.status()
 
-    def _wait(self, seconds: float) -> None:
+    def _wait(self, seconds: float) -> float:
+        """Wait for so long; how long to wait the next time."""
         self._show_watchers()
         if self._stop():
             raise Interrupted("stopped while the venue does not answer; start again to go on")
         self._obey(MODES)  # what needs the venue would meet what is going on with it
         time.sleep(seconds)
+        return min(2.0 * seconds, 2.0)
 
     def _rest(self) -> None:
         """While no bar comes: write down what came, send again what was lost, look at the venue."""
@@ -760,15 +754,10 @@ class LiveEngine(Closing):
     def _age(self, bar: np.datetime64, received: datetime) -> tuple[float, bool]:
         """(seconds since the end of these bars, whether the exchange has a session that day)."""
         kind = self.decider.panel.kind
-        now = received.astimezone(ZoneInfo(kind.timezone)).replace(tzinfo=None)
-        ends, in_session = bar.astype("datetime64[us]").item(), True
-        if kind.calendar not in (FROM_DATA, ROUND_THE_CLOCK):
-            day = now.date()
-            table = hours(kind.calendar, ends.date(), max(day, ends.date()), kind.timezone)
-            if kind.freq == "1d":
-                ends = table["close"][0]
-            in_session = any(begin.date() == day for begin in table["open"].to_list())
-        return (now - ends).total_seconds(), in_session
+        age = (received - bar_end(kind, str(bar))).total_seconds()
+        day = received.astimezone(ZoneInfo(kind.timezone)).date()
+        always = kind.calendar in (FROM_DATA, ROUND_THE_CLOCK)
+        return age, always or _close(kind.calendar, day, kind.timezone) is not None
 
     def _why_early(self, bar: np.datetime64) -> str | None:
         """Why bars cannot be of now: the clock has not come to their end; None: they can."""
@@ -776,10 +765,10 @@ class LiveEngine(Closing):
         early = self._age(bar, received)[0] < -_MOST_AHEAD
         return _clock_text(bar, received) if early else None
 
-    def _closes(self) -> list[float]:
+    def _closes(self) -> dict[str, float]:
         world = self.decider.world
         closes: list[float] = world.rows.close[len(world.times) - 1].tolist()
-        return closes
+        return dict(zip(world.symbols, closes, strict=True))
 
     # Operators.
 
@@ -822,19 +811,10 @@ class LiveEngine(Closing):
         if command.undo:
             self._refuse_killed("reconcile --undo")
         self._take_books()
-        close = dict(zip(self.decider.symbols, self._closes(), strict=True))
-        orders = [
-            OrderRequest(
-                self._order_id(self.state.time, symbol, f"undo-{seq}"),
-                *(symbol, "sell" if more > 0.0 else "buy", abs(more), close[symbol], -more),
-            )
-            for symbol, more in sorted(self.state.surplus.items())
-            if more and command.undo
-        ]
         back = {symbol: -more for symbol, more in self.state.surplus.items()}
         said = f"settled: {'undo' if command.undo else 'adopt'}"
         self._record("difference", {"differences": [said], "surplus": back})
-        self._write_intents(orders, (), self.decider.time, 0.0, "undo")
+        orders = self._write_moves(back if command.undo else {}, "undo", seq)
         self._commit()
         self._send(orders)
         return []
@@ -917,6 +897,21 @@ class Interrupted(EchelonError):
     """A stop was asked for while the engine waited for its venue."""
 
 
+def bar_end(kind: PanelKind, time: str) -> datetime:
+    """When a bar ended, aware; a daily one has the date as its time, and ends with the session."""
+    at = datetime.fromisoformat(time)
+    if kind.freq == "1d" and kind.calendar not in (FROM_DATA, ROUND_THE_CLOCK):
+        at = _close(kind.calendar, at.date(), kind.timezone) or at
+    return at.replace(tzinfo=ZoneInfo(kind.timezone))
+
+
+@lru_cache(maxsize=8)
+def _close(calendar: str, day: date, timezone: str) -> datetime | None:
+    """End of a day's session; None: it has none."""
+    table = hours(calendar, day, day, timezone)
+    return None if table.is_empty() else table["close"][0]
+
+
 def surplus_of(journal: Account, venue: Account) -> dict[str, float]:
     """Symbol → shares that a venue holds beyond the journal."""
     every = {s: venue.positions.get(s, 0.0) for s in {*journal.positions, *venue.positions}}
@@ -936,7 +931,6 @@ def holdable(account: Account) -> Account:
 
 
 def add_fills(account: Account, fills: Sequence[VenueFill]) -> Account:
-    """What is held after fills."""
     cash, positions = account.cash, dict(account.positions)
     for fill in fills:
         cash -= fill.shares * fill.price + fill.commission + fill.stamp
@@ -945,7 +939,6 @@ def add_fills(account: Account, fills: Sequence[VenueFill]) -> Account:
 
 
 def compare_accounts(journal: Account, venue: Account, equity: float) -> list[str]:
-    """Where two accounts differ, in words."""
     differences = []
     for symbol in sorted({*journal.positions, *venue.positions}):
         here, there = journal.positions.get(symbol, 0.0), venue.positions.get(symbol, 0.0)

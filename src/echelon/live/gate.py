@@ -56,22 +56,11 @@ class Refusal(NamedTuple):
     detail: str
 
 
-REFUSED: Mapping[str, str] = {
-    "unreadable": "no message of this schema",
-    "late": "its bar set has passed already",
-    "calendar": "no bar can end at this time",
-    "duplicate": "the same bar came before",
-    "conflict": "another bar of the same time came before, which stands",
-    "value": "a value that is no number, or that no market has",
-    "field": "a field that the dataset does not have",
-    "jump": "the price jumped, and no second bar confirms it yet (gate.max_jump)",
-    "stale": "the same bar again and again (gate.stale_bars)",
-    "universe": "a symbol that the bundle does not know; further messages are not noted",
-    "missing": "no bar came before the deadline",
-    "gap": "no bars at all came of a time that should have some",
-    "flood": "more refusals than are written down one by one",
-}
-"""Reason → what it means."""
+REFUSED = (
+    *("unreadable", "late", "calendar", "duplicate", "conflict", "value", "field", "jump", "stale"),
+    *("universe", "missing", "gap", "flood"),
+)
+"""Reasons; what they mean is in the catalogues of texts."""
 
 
 class Halt(NamedTuple):
@@ -96,16 +85,7 @@ class _Pending:
     first: dict[str, int] = field(default_factory=dict)  # source → its first offset
 
 
-class _Item(NamedTuple):
-    """A message and where it belongs."""
-
-    message: Message
-    pending: _Pending
-
-
 class Gate:
-    """See the module's text."""
-
     def __init__(
         self, panel: PanelStream, closes: Floats, traded: Bools, config: GateConfig, *, live: bool
     ) -> None:
@@ -115,7 +95,7 @@ class Gate:
         symbols = self._kind.symbols
         self._column = {symbol: n for n, symbol in enumerate(symbols)}
         self._fields = tuple(name for name in FIELDS if name in self._kind.fields)
-        self._optional = ("factor", "pre_close", "amount")
+        self._required = [n for n in self._fields if n not in ("factor", "pre_close", "amount")]
         self._pending: dict[np.datetime64, _Pending] = {}
         self._next: dict[str, int] = {}
         self._seen: dict[str, int] = {}
@@ -138,7 +118,6 @@ class Gate:
 
     @classmethod
     def from_engine(cls, engine: DecisionEngine, config: GateConfig, *, live: bool) -> Gate:
-        """The gate before an engine's next bar set."""
         rows, last = engine.world.rows, len(engine.world.times) - 1
         close, traded = rows.close[last], rows.tradable[last]
         return cls(engine.panel, np.array(close), np.array(traded), config, live=live)
@@ -180,7 +159,6 @@ class Gate:
         return StreamState(arrays, {"time": str(self._last)})
 
     def restore(self, state: StreamState) -> None:
-        """Go on from what `state` gave."""
         check_arrays(state.arrays, self.state().arrays)
         arrays = {name: values.copy() for name, values in state.arrays.items()}
         self._members = arrays.pop("members")
@@ -208,7 +186,7 @@ class Gate:
             newest = self._newest.get(message.source)
             if newest is None or time > newest:
                 self._newest[message.source] = time
-            if message.kind in _OF_A_SYMBOL and self._column_of(message.body) is None:
+            if message.kind in _OF_A_SYMBOL and message.body["symbol"] not in self._column:
                 self._refuse_stranger(message)  # which opens no set, and starts no deadline
                 continue
             pending = self._pending.get(time)
@@ -225,15 +203,15 @@ class Gate:
                     continue
             pending.first.setdefault(message.source, message.offset)
             if message.kind == "bar":
-                self._take_bar(_Item(message, pending))
+                self._take_bar(message, pending)
             elif message.kind == "close":
                 self._closed[message.source] = time
             elif message.kind == "benchmark":
-                self._take_benchmark(_Item(message, pending))
+                self._take_benchmark(message, pending)
             elif message.kind == "tick":
                 pending.ticks.append(message)
             else:
-                self._take_facts(_Item(message, pending))
+                pending.facts.append((self._column[message.body["symbol"]], message.body))
 
     def ready(self, now: float, *, ended: bool) -> Iterator[BarSet | Halt]:
         """The bar sets that pass now, oldest first, and what halts the engine."""
@@ -298,7 +276,6 @@ class Gate:
             self._members = np.array(bars.members)
 
     def drain(self) -> list[Refusal]:
-        """What was refused since the last time."""
         refusals, self._refusals = self._refusals, []
         return refusals
 
@@ -314,7 +291,6 @@ class Gate:
         return self._why_off_grid(time) or self.why_early(time)
 
     def _open(self, message: Message, now: float) -> _Pending | None:
-        """The set of a new time; None, and a refusal, where no bar can be of that time."""
         why = self._why_off_grid(message.time)
         if why is not None:
             self._refuse(message, "calendar", why)
@@ -325,23 +301,14 @@ class Gate:
         self._pending[message.time] = pending
         return pending
 
-    def _take_bar(self, item: _Item) -> None:
-        message, pending = item
+    def _take_bar(self, message: Message, pending: _Pending) -> None:
         body = message.body
         n = self._column[body["symbol"]]
-        values: list[float] = []
-        for name in self._fields:
-            value = body.get(name)
-            if type(value) is float:
-                values.append(value)
-            elif type(value) is int:
-                values.append(float(value))
-            elif value is None and name in self._optional:
-                values.append(np.nan)
-            else:
-                what = "is missing" if value is None else f"is {shorten(repr(value), 60)}"
-                self._refuse(message, "value", f"{name} {what}, expected a number")
+        for name in self._required:
+            if name not in body:
+                self._refuse(message, "value", f"{name} is missing, expected a number")
                 return
+        values: list[float] = [body.get(name, np.nan) for name in self._fields]
         odd = body.keys() - self._kind.fields - _ALWAYS
         if odd:
             names = shorten(", ".join(sorted(map(str, odd))), 120)
@@ -370,35 +337,18 @@ class Gate:
         source, offset = ticks[-1][:2]
         for body in bodies:
             message = Message(source, offset, "bar", pending.time, body)
-            self._take_bar(_Item(message, pending))
+            self._take_bar(message, pending)
 
-    def _column_of(self, body: Mapping[str, Any]) -> int | None:
-        symbol = body.get("symbol")
-        return self._column.get(symbol) if isinstance(symbol, str) else None
-
-    def _take_benchmark(self, item: _Item) -> None:
-        message, pending = item
-        level = message.body.get("level")
-        if isinstance(level, bool) or not isinstance(level, int | float):
-            self._refuse(message, "value", f"level is {shorten(repr(level), 60)}, not a number")
-        elif not (np.isfinite(level) and level > 0):
+    def _take_benchmark(self, message: Message, pending: _Pending) -> None:
+        level: float = message.body["level"]
+        if not (np.isfinite(level) and level > 0):
             self._refuse(message, "value", f"level is {level}, expected a positive number")
         elif not self._panel.has_benchmark:
             self._refuse(message, "field", "the dataset has no benchmark")
         elif pending.benchmark is not None:
             self._refuse(message, "duplicate" if level == pending.benchmark else "conflict", "")
         else:
-            pending.benchmark = float(level)
-
-    def _take_facts(self, item: _Item) -> None:
-        message, pending = item
-        n = self._column[message.body["symbol"]]
-        for name in ("listed", "delisted"):
-            day = message.body.get(name)
-            if day is not None and _day(day) is None:
-                self._refuse(message, "value", f"{name} is {shorten(repr(day), 60)}, not a day")
-                return
-        pending.facts.append((n, message.body))
+            pending.benchmark = level
 
     def _refuse_stranger(self, message: Message) -> None:
         """Say once of a symbol that the bundle does not trade it."""
@@ -507,7 +457,6 @@ class Gate:
         return BarSet(time=time, st=np.zeros(n, dtype=np.bool_), **grids)
 
     def _make(self, pending: _Pending) -> BarSet:
-        """The bar set, without the bars that cannot be."""
         grids: dict[str, Any] = {name: np.array(row) for name, row in pending.rows.items()}
         bars = BarSet(
             time=pending.time,
@@ -529,7 +478,6 @@ class Gate:
         return bars
 
     def _facts(self, pending: _Pending) -> dict[str, Any]:
-        """Reference facts, as a bar set has them."""
         if not pending.facts:
             return {}
         n = len(self._column)
@@ -538,12 +486,11 @@ class Gate:
         members = self._members.copy()
         for k, body in pending.facts:
             for name, column in days.items():
-                if body.get(name) is not None:
-                    column[k] = _day(body[name])
-            if isinstance(body.get("reason"), str):
+                if name in body:
+                    column[k] = np.datetime64(body[name], "D")
+            if "reason" in body:
                 reasons[k] = shorten(body["reason"], 64)
-            if isinstance(body.get("member"), bool):
-                members[k] = body["member"]
+            members[k] = body.get("member", members[k])
         return {**days, "reasons": tuple(reasons), "members": members}
 
 
@@ -631,11 +578,3 @@ class _Memory:
             if now is not None and name not in ("factor", "pre_close"):
                 same &= (now == values) | (np.isnan(now) & np.isnan(values))
         return same if bars.volume is None else same & (bars.volume != 0)
-
-
-def _day(text: object) -> np.datetime64 | None:
-    """A day of a message; None: it is none."""
-    try:
-        return np.datetime64(date.fromisoformat(str(text)), "D")
-    except ValueError:
-        return None

@@ -1,6 +1,6 @@
 """HTTP on this machine: JSON documents between an engine, its operators and a paper venue; metrics.
 
-    serve(routes, token, port)           a server on 127.0.0.1; routes: (method, path) → handler
+    Server(routes, token, port)          a server on 127.0.0.1; routes: (method, path) → handler
     call(url, method, path, body, …)     one call; `Client` keeps its connection for many
 
 A request is looked at in this order, so that nothing of a stranger is read: it names this machine
@@ -15,7 +15,6 @@ no answer came, or none of ours, the client raises BrokerError: what was asked m
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import json
 import logging
 import select
@@ -30,6 +29,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
+from echelon.config.secrets import is_loopback
 from echelon.errors import (
     DataError,
     EchelonError,
@@ -103,16 +103,10 @@ class Server(Closing):
             self._http.changed.wait_for(lambda: answered[-1] >= now, seconds)
 
     def close(self) -> None:
-        """Listen no longer, and cut connections off."""
         self._http.shutdown()
         self._thread.join()
         self._http.server_close()
         self._http.cut_off()
-
-
-def serve(routes: Routes, token: str, port: int) -> Server:
-    """A server of these routes, which is listening; port: 0 takes any that is free."""
-    return Server(routes, token, port)
 
 
 def metrics_route(metrics: Metrics) -> Routes:
@@ -162,8 +156,6 @@ class _HTTPServer(ThreadingHTTPServer):
 
 
 class _Requests(BaseHTTPRequestHandler):
-    """The requests of one connection."""
-
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "echelon", ""
     timeout = _IDLE_SECONDS
@@ -278,7 +270,6 @@ class Client(Closing):
         self._http = HTTPConnection("127.0.0.1", port, timeout=seconds)
 
     def close(self) -> None:
-        """Let go of the connection."""
         self._http.close()
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -311,16 +302,5 @@ class Client(Closing):
 def call(
     url: str, method: str, path: str, body: Mapping[str, Any] | None, token: str, seconds: float
 ) -> dict[str, Any]:
-    """One call; see `Client`."""
     with Client(url, token, seconds) as client:
         return client.call(method, path, body)
-
-
-def is_loopback(host: str | None) -> bool:
-    """Whether a name is this machine's own."""
-    if host == "localhost":
-        return True
-    try:
-        return host is not None and ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

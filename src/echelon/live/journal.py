@@ -50,8 +50,6 @@ _REMEDY = (
 
 
 class Entry(NamedTuple):
-    """One entry."""
-
     seq: int
     kind: str
     body: dict[str, Any]
@@ -133,7 +131,9 @@ class Journal(Closing):
         text = json_line(body, sort_keys=True, allow_nan=True)
         digest = _digest(self._hash, kind, text, data)
         with self._writing():
-            self._begin()
+            if not self._open:
+                self._db.execute("BEGIN IMMEDIATE")
+                self._open = True
             self._db.execute(
                 "INSERT INTO entries VALUES(?,?,?,?,?)", (self._seq + 1, kind, text, data, digest)
             )
@@ -188,7 +188,6 @@ class Journal(Closing):
         return parse_json(body, dict[str, Any], self.path, _REMEDY)
 
     def last(self, kind: str) -> Entry | None:
-        """The newest entry of a kind."""
         with blaming_sqlite(self.path):
             row = self._db.execute(
                 "SELECT seq, body, data FROM entries WHERE kind = ? ORDER BY seq DESC LIMIT 1",
@@ -210,11 +209,6 @@ class Journal(Closing):
                     raise DamagedError(self.path, f"entry {seq} breaks the hash chain", _REMEDY)
         self.last_snapshot()
         return count
-
-    def _begin(self) -> None:
-        if not self._open:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._open = True
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -290,7 +284,6 @@ def encode_bars(bars: BarSet) -> tuple[dict[str, Any], bytes]:
 
 
 def decode_bars(body: Mapping[str, Any], data: bytes) -> BarSet:
-    """The bar set that `encode_bars` wrote."""
     arrays: dict[str, Any] = {}
     at = 0
     for name, kind, shape in body["arrays"]:

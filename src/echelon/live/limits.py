@@ -19,19 +19,11 @@ from echelon.serving.engine import Account
 Mode = Literal["running", "reduce_only", "halted"]
 _MINUTE = 60.0
 
-STOPPED: Mapping[str, str] = {
-    "halted": "the engine is halted",
-    "reduce_only": "the engine only reduces what it holds",
-    "kill_file": "the kill-switch file is there",
-    "old_data": "the bars are too old (limits.max_age_seconds)",
-    "closed": "the exchange has no session (limits.trading_hours)",
-    "max_position": "too much of the equity in one symbol (limits.max_position)",
-    "max_order_value": "too large an order (limits.max_order_value)",
-    "max_turnover": "too much was traded this session (limits.max_turnover)",
-    "min_cash": "too little cash would be left (limits.min_cash)",
-    "max_orders_per_minute": "too many orders (limits.max_orders_per_minute)",
-}
-"""Code → why an order was not sent."""
+STOPPED = (
+    *("halted", "reduce_only", "kill_file", "old_data", "closed", "max_position"),
+    *("max_order_value", "max_turnover", "min_cash", "max_orders_per_minute"),
+)
+"""Codes of why an order was not sent; what they mean is in the catalogues of texts."""
 
 
 class StoppedOrder(NamedTuple):
@@ -73,7 +65,6 @@ class RiskRecord:
         self.equity, self.peak = equity, max(self.peak, equity)
 
     def note_order(self, value: float, seconds: float) -> None:
-        """An order that passed."""
         self.traded += value
         if self.recent and self.recent[-1][0] == seconds:
             self.recent = (*self.recent[:-1], (seconds, self.recent[-1][1] + 1))
@@ -83,13 +74,11 @@ class RiskRecord:
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any]) -> RiskRecord:
-        """What `vars` gave, from JSON."""
         recent = tuple((float(at), int(count)) for at, count in tree["recent"])
         return cls(**{**tree, "recent": recent})
 
 
 def breached_limits(limits: LimitsConfig, record: RiskRecord) -> Iterator[str]:
-    """Limits at which the engine halts, each in words."""
     loss = 1.0 - record.equity / record.before if record.before > 0.0 else 0.0
     if limits.max_daily_loss is not None and loss > limits.max_daily_loss:
         yield f"loss of the session {loss:.2%}, limits.max_daily_loss {limits.max_daily_loss:.2%}"
@@ -108,9 +97,8 @@ def pass_orders(
     cash, traded = now.account.cash, record.traded
     for order in sorted(orders, key=lambda order: order.side, reverse=True):  # sells bring the cash
         value = order_value(order)
-        tally = _Tally(traded + value, cash - value, recent + len(passed) + 1)
-        code = now.barred or _judge(limits, order, value, now)
-        code = code or _judge_tally(limits, order, tally, now.equity)
+        count = recent + len(passed) + 1
+        code = now.barred or _judge(limits, order, now, traded + value, cash - value, count)
         if code is not None:
             stopped.append(StoppedOrder(order, code))
             continue
@@ -120,43 +108,35 @@ def pass_orders(
     return passed, stopped
 
 
-def _judge(limits: LimitsConfig, order: OrderRequest, value: float, now: Situation) -> str | None:
-    """Why an order may not be sent, whatever the others are."""
-    close = now.close.get(order.symbol, 0.0)
+def _judge(
+    limits: LimitsConfig,
+    order: OrderRequest,
+    now: Situation,
+    traded: float,
+    cash: float,
+    count: int,
+) -> str | None:
+    """Why an order may not be sent.
+
+    With it: traded: value of the session's orders; cash: what is left; count: orders of this minute
+    """
+    value, equity, buys = order_value(order), now.equity, order.side == "buy"
+    held = now.account.positions.get(order.symbol, 0.0) * now.close.get(order.symbol, 0.0)
     if now.mode == "halted":
         return "halted"
     if limits.max_order_value is not None and value > limits.max_order_value:
         return "max_order_value"
-    if order.side == "sell":
-        return None
-    if now.mode == "reduce_only":
+    if buys and now.mode == "reduce_only":
         return "reduce_only"
-    held = now.account.positions.get(order.symbol, 0.0) * close
-    if limits.max_position is not None and held + value > limits.max_position * now.equity:
+    if buys and limits.max_position is not None and held + value > limits.max_position * equity:
         return "max_position"
-    return None
-
-
-class _Tally(NamedTuple):
-    """With the order in question: value traded this session, cash left, orders of this minute."""
-
-    traded: float
-    cash: float
-    orders: int
-
-
-def _judge_tally(
-    limits: LimitsConfig, order: OrderRequest, tally: _Tally, equity: float
-) -> str | None:
-    """Why an order may not be sent after those before it."""
-    if limits.max_turnover is not None and tally.traded > limits.max_turnover * equity:
+    if limits.max_turnover is not None and traded > limits.max_turnover * equity:
         return "max_turnover"
-    if order.side == "buy" and limits.min_cash and tally.cash < limits.min_cash * equity:
+    if buys and limits.min_cash and cash < limits.min_cash * equity:
         return "min_cash"
     most = limits.max_orders_per_minute
-    return "max_orders_per_minute" if most is not None and tally.orders > most else None
+    return "max_orders_per_minute" if most is not None and count > most else None
 
 
 def order_value(order: OrderRequest) -> float:
-    """Money that an order is about."""
     return order.spend or max(abs(order.wanted), order.shares) * order.price

@@ -10,18 +10,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import date, datetime
-from functools import lru_cache
+from datetime import datetime
 from itertools import pairwise
 from typing import Any, get_args
-from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from echelon.data.calendars import FROM_DATA, ROUND_THE_CLOCK, hours
-from echelon.data.derive import PanelKind
 from echelon.live.brokers import OPEN, OrderState
-from echelon.live.engine import COMMANDS, LiveEngine
+from echelon.live.engine import COMMANDS, LiveEngine, bar_end
 from echelon.live.gate import REFUSED
 from echelon.live.limits import STOPPED, Mode
 from echelon.monitoring.metrics import Metrics
@@ -45,8 +41,8 @@ _SERIES: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("live_orders_total", "live_fills_total", "live_traded_value_total"), _SIDES),
     "live_order_states_total": get_args(OrderState),
     "live_fees_total": ("commission", "stamp"),
-    "live_stopped_orders_total": tuple(STOPPED),
-    "live_refused_bars_total": tuple(REFUSED),
+    "live_stopped_orders_total": STOPPED,
+    "live_refused_bars_total": REFUSED,
     "live_commands_total": COMMANDS,
     "live_halts_total": ("limit", "difference", "unknown", "open", "account", "clock", "command"),
     "live_rejected_orders_total": ("other",),
@@ -81,7 +77,6 @@ class Monitor:
         metrics.refresh.append(self._fill)
 
     def watch(self, engine: LiveEngine, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        """Count what was committed."""
         counts: Counter[tuple[str, ...]] = Counter()
         for kind, body in entries:
             if kind in _COUNTED:
@@ -142,7 +137,7 @@ class Monitor:
     def _fill(self) -> None:
         """The gauges, when somebody asks."""
         engine, show, put = self._engine, self._metrics.show, self._metrics.set
-        now = engine.peek()
+        now = engine.published
         show("live_mode", {mode: float(mode == now["mode"]) for mode in get_args(Mode)})
         states = Counter(order["state"] for order in now["orders"])
         show("live_orders", {**dict.fromkeys(("intent", *sorted(OPEN)), 0), **states})
@@ -189,18 +184,3 @@ class Monitor:
         if (odds := charge["probabilities"]) is not None:
             show("live_router_probability", odds)
             put("live_router_entropy", entropy(np.array([*odds.values()])))
-
-
-def bar_end(kind: PanelKind, time: str) -> datetime:
-    """When a bar ended, aware; a daily one has the date as its time, and ends with the session."""
-    at = datetime.fromisoformat(time)
-    if kind.freq == "1d" and kind.calendar not in (FROM_DATA, ROUND_THE_CLOCK):
-        at = _close(kind.calendar, at.date(), kind.timezone) or at
-    return at.replace(tzinfo=ZoneInfo(kind.timezone))
-
-
-@lru_cache(maxsize=8)
-def _close(calendar: str, day: date, timezone: str) -> datetime | None:
-    """End of a day's session; None: it has none."""
-    table = hours(calendar, day, day, timezone)
-    return None if table.is_empty() else table["close"][0]

@@ -11,8 +11,9 @@ templates/live.html says what is on the page.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,13 +36,13 @@ from echelon.report.charts import books as charts
 from echelon.report.charts import hierarchy as hierarchy_charts
 from echelon.report.charts.chart import BACKTEST, DATES, Axis, BarStack, Curve, Plot
 from echelon.report.charts.slides import Slide, draw_slide, slide_words
-from echelon.report.pages import Cell, Content, Headline, Named, Table, render_page
+from echelon.report.pages import Cell, Content, Named, Table, headed_table, render_page
 from echelon.report.rules import rules_text
 from echelon.report.run import tables
 from echelon.report.run.facts import CODE, FactRows
 from echelon.report.run.gather import Record, SplitData
 from echelon.report.series import period_starts, shortest_period
-from echelon.report.texts import DASH, Words, file_name, languages_with
+from echelon.report.texts import DASH, Words, file_name, languages_with, time_text
 from echelon.serving.bundle import Bundle
 
 STEM = "report"
@@ -50,6 +51,7 @@ _MOST_ROWS = 500
 _MOST_NAMES = 4
 _BASELINES = ("benchmark", "buy_and_hold", "equal_weight")
 """Those that need no bar before the first one: a journal has none."""
+_HELD_TO = (BACKTEST, "benchmark")
 _BP = 1e4
 _ROLES = {"traded": "accent_soft", "untraded/no_change": "hold", "pending": "faint"}
 _MOST_REASONS = 12
@@ -87,22 +89,20 @@ class Results:
 
 
 class Shortfall(NamedTuple):
-    """The card of implementation shortfall; shown: orders in the table of them."""
+    """The card of implementation shortfall."""
 
     chart: Plot
     table: Table
     note: str
     orders: Table
-    shown: str
 
 
 class WhyNot(NamedTuple):
-    """The card of what was not traded; shown: bars in the table of them."""
+    """The card of what was not traded."""
 
     chart: Plot
     table: Table
     bars: Table
-    shown: str
     period: str
 
 
@@ -135,7 +135,6 @@ _NAMES = {
 
 
 def live_words(lang: str) -> Words:
-    """The words of this page."""
     return Words(lang).rename(**_NAMES)
 
 
@@ -197,6 +196,8 @@ def render(results: Results, words: Words, output_dir: Path, written: Sequence[s
     status, bundle = results.status, results.bundle
     mode = status["mode"].replace("-", "_")
     standing = "" if mode == "running" else words(f"live_mode_{mode}", why=status["why"])
+    split = results.split
+    held_to = {r.key: False for r in split.baselines if r.key in _HELD_TO} if split else {}
     return render_page(
         "live",
         words,
@@ -208,9 +209,9 @@ def render(results: Results, words: Words, output_dir: Path, written: Sequence[s
         standing=standing,
         differences=results.replay.differences[:100],
         results=results,
-        split=results.split,
-        leads=[] if results.split is None else leads(results, words),
-        headlines=[] if results.split is None else headlines(results.split, words),
+        split=split,
+        leads=[] if split is None else leads(results, words),
+        headlines=[] if split is None else tables.headlines(split, words, held_to),
         run={"config": bundle.config},
         events=_events_table(results, words),
         refused=_refused_table(results, words),
@@ -233,15 +234,10 @@ def _span(results: Results, words: Words) -> str:
         "live_span",
         policy=results.bundle.manifest["policy"],
         broker=results.status["broker"],
-        first=_stamp(times[0]),
-        last=_stamp(times[-1]),
+        first=time_text(times[0]),
+        last=time_text(times[-1]),
         bars=f"{len(times):,}",
     )
-
-
-def _stamp(time: Any) -> str:  # noqa: ANN401 (a datetime, or None)
-    """A time as a reader wants it: a day where it is one."""
-    return DASH if time is None else str(time)[:16].removesuffix(" 00:00")
 
 
 def _format_signed(value: float, digits: int) -> str:
@@ -264,7 +260,7 @@ def verdict(results: Results, words: Words) -> Verdict:
         return Verdict("open", words("live_verdict_venue", decisions=n_decisions, broker=broker))
     bars = f"{replay.compared:,}"
     if replay.touched is not None:
-        time = _stamp(replay.touched.replace("T", " "))
+        time = time_text(replay.touched)
         return Verdict(
             "open", words("live_verdict_touched", time=time, bars=bars, decisions=n_decisions)
         )
@@ -308,21 +304,6 @@ def leads(results: Results, words: Words) -> list[str]:
     ]
 
 
-def headlines(split: SplitData, words: Words) -> list[Headline]:
-    """The headline measures of a report: live large, the backtest and the index below."""
-    items = []
-    measures = split.agents[0].measures
-    for name in tables.HEADLINES:
-        others = {
-            words.name(record.key): LABELS[name].format(record.measures[name])
-            for record in split.baselines
-            if record.key in (BACKTEST, "benchmark")
-        }
-        texts = words.measure(name), words.meaning(name)
-        items.append(Headline(*texts, LABELS[name].format(measures[name]), "", others))
-    return items
-
-
 # What happened.
 
 _PLAIN = (START, "recovered", "command")
@@ -338,62 +319,57 @@ def _events_table(results: Results, words: Words) -> Table | None:
             what += words("colon") + words.term(f"live_{kind}", name)
         detail = event["detail"] or ("" if kind in _PLAIN else event["document"])
         cells = (Cell(text, "text") for text in (what, event["by"] or "", detail))
-        rows.append([_stamp(event["after"]), *cells])
-    head = [words(f"live_{name}") for name in ("after", "event", "by", "detail")]
-    return Table(head, rows[:_MOST_ROWS], "measures events") if rows else None
+        rows.append([time_text(event["after"]), *cells])
+    return headed_table(
+        words, "live", ("after", "event", "by", "detail"), rows[:_MOST_ROWS], "events"
+    )
 
 
 def _refused_table(results: Results, words: Words) -> Table | None:
-    counts = (
-        results.refused.group_by("reason")
-        .agg(n=pl.len(), symbols=_often("symbol"), first=pl.min("time"), last=pl.max("time"))
-        .sort("n", descending=True)
-    )
-    rows: list[list[Content]] = [
-        [
-            Named(words.term("refused", row["reason"]), row["reason"]),
-            f"{row['n']:,}",
-            ", ".join(filter(None, row["symbols"])),
-            row["first"][:16].replace("T", " "),
-            row["last"][:16].replace("T", " "),
-        ]
-        for row in counts.iter_rows(named=True)
-    ]
-    head = [words(f"live_{name}") for name in ("reason", "count", "symbols", "first", "last")]
-    return Table(head, rows) if rows else None
+    names = ("reason", "count", "symbols", "first", "last")
+    text = partial(words.term, "refused")
+    return _count_table(results.refused, words, "reason", names, text)
 
 
 def _stopped_table(results: Results, words: Words) -> Table | None:
     value = pl.max_horizontal(pl.col("wanted").abs(), "shares") * pl.col("price")
     worth = pl.when(pl.col("spend") > 0).then(pl.col("spend")).otherwise(value)
-    counts = (
-        results.stopped.with_columns(value=worth)
-        .group_by("code")
-        .agg(
-            *(pl.len().alias("n"), pl.sum("value"), _often("symbol").alias("symbols")),
-            *(pl.min("time").alias("first"), pl.max("time").alias("last")),
-        )
-        .sort("n", descending=True)
+    names = ("reason", "count", "value", "symbols", "first", "last")
+    text = partial(words.term, "stopped")
+    return _count_table(
+        results.stopped.with_columns(value=worth), words, "code", names, text, ",.0f"
+    )
+
+
+def _count_table(
+    frame: pl.DataFrame,
+    words: Words,
+    by: str,
+    names: Sequence[str],
+    text: Callable[[str], str],
+    form: str = "",
+) -> Table | None:
+    """A row a reason: how often, by `form` the sum of the column value, most symbols, and when."""
+    often = pl.col("symbol").drop_nulls().value_counts(sort=True).struct.field("symbol")
+    counts = frame.group_by(by).agg(
+        *([pl.sum("value")] if form else []),
+        n=pl.len(),
+        symbols=often.head(_MOST_NAMES),
+        first=pl.min("time"),
+        last=pl.max("time"),
     )
     rows: list[list[Content]] = [
         [
-            Named(words.term("stopped", row["code"]), row["code"]),
+            Named(text(row[by]), row[by].rpartition("/")[2]),
             f"{row['n']:,}",
-            f"{row['value']:,.0f}",
-            ", ".join(row["symbols"]),
-            _stamp(row["first"]),
-            _stamp(row["last"]),
+            *([f"{row['value']:{form}}"] if form else []),
+            ", ".join(filter(None, row["symbols"])),
+            time_text(row["first"]),
+            time_text(row["last"]),
         ]
-        for row in counts.iter_rows(named=True)
+        for row in counts.sort(["n", by], descending=[True, False]).iter_rows(named=True)
     ]
-    names = ("reason", "count", "value", "symbols", "first", "last")
-    return Table([words(f"live_{name}") for name in names], rows) if rows else None
-
-
-def _often(column: str) -> pl.Expr:
-    """The few that occur most often in a group."""
-    every = pl.col(column).drop_nulls()
-    return every.value_counts(sort=True).struct.field(column).head(_MOST_NAMES)
+    return headed_table(words, "live", names, rows)
 
 
 def _charge_table(results: Results, words: Words) -> Table | None:
@@ -426,9 +402,7 @@ def _shortfall(results: Results, words: Words) -> Shortfall | None:
     )
     worst = costs.sort("total", descending=True).head(_MOST_ROWS)
     chart = _shortfall_plot(costs, float(results.live.value[0]), words)
-    return Shortfall(
-        chart, _parts_table(costs, words), note, _orders_table(worst, words), f"{worst.height:,}"
-    )
+    return Shortfall(chart, _parts_table(costs, words), note, _orders_table(worst, words))
 
 
 def _shortfall_plot(costs: pl.DataFrame, initial: float, words: Words) -> Plot:
@@ -472,7 +446,7 @@ def _orders_table(costs: pl.DataFrame, words: Words) -> Table:
         reason = "" if order["reason"] is None else words.term("reason", order["reason"])
         rows.append(
             [
-                _stamp(order["time"]),
+                time_text(order["time"]),
                 order["symbol"],
                 side,
                 f"{order['asked']:,.6g}",
@@ -502,15 +476,14 @@ def _why_not(results: Results, words: Words) -> WhyNot | None:
         .then(pl.col("kind"))
         .otherwise(pl.col("kind") + "/" + pl.col("code"))
     )
-    bars = _why_bars(keyed, words)
-    times = keyed["time"].unique().sort().to_numpy()
-    return WhyNot(
-        _why_plot(keyed, words),
-        _why_table(keyed, words),
-        bars,
-        f"{len(bars.rows):,}",
-        shortest_period(times, charts.MOST_BARS),
+    period = shortest_period(keyed["time"].unique().sort().to_numpy(), charts.MOST_BARS)
+    table = _count_table(
+        keyed.with_columns(value=pl.lit(1.0 / keyed.height)),
+        *(words, "key", ("reason", "count", "why_share", "why_often", "first", "last")),
+        *(lambda key: _why_text(key, words), ".1%"),
     )
+    assert table is not None, "there are outcomes"
+    return WhyNot(_why_plot(keyed, words), table, _why_bars(keyed, words), period)
 
 
 def _why_text(key: str, words: Words) -> str:
@@ -549,23 +522,6 @@ def _why_plot(keyed: pl.DataFrame, words: Words) -> Plot:
     return Plot(layers, DATES, Axis(words("live_why_share"), form="percent", low=0, high=1))
 
 
-def _why_table(keyed: pl.DataFrame, words: Words) -> Table:
-    """Every reason of the whole span."""
-    counts = (
-        keyed.group_by("key")
-        .agg(n=pl.len(), symbols=_often("symbol"), first=pl.min("time"), last=pl.max("time"))
-        .sort(["n", "key"], descending=[True, False])
-    )
-    rows: list[list[Content]] = []
-    for row in counts.iter_rows(named=True):
-        name = Named(_why_text(row["key"], words), row["key"].partition("/")[2])
-        span = (_stamp(row["first"]), _stamp(row["last"]))
-        share = f"{row['n'] / keyed.height:.1%}"
-        rows.append([name, f"{row['n']:,}", share, ", ".join(row["symbols"]), *span])
-    names = ("reason", "count", "why_share", "why_often", "first", "last")
-    return Table([words(f"live_{name}") for name in names], rows)
-
-
 def _why_bars(keyed: pl.DataFrame, words: Words) -> Table:
     """A row a bar, newest first: what was traded, and of all other symbols why not."""
     times = keyed["time"].unique().sort(descending=True).head(_MOST_ROWS)
@@ -585,7 +541,9 @@ def _why_bars(keyed: pl.DataFrame, words: Words) -> Table:
             _why_text(key, words) + words("colon") + _names(symbols)
             for key, symbols in sorted(groups.items(), key=lambda item: len(item[1]))
         )
-        rows.append([_stamp(time), Cell(_names(done) if done else "0", "text"), Cell(text, "text")])
+        rows.append(
+            [time_text(time), Cell(_names(done) if done else "0", "text"), Cell(text, "text")]
+        )
     head = [words(name) for name in ("live_after", "live_kind_traded", "live_no_order")]
     return Table(head, rows, "measures events")
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +29,8 @@ from echelon.live.results import LiveRows
 from echelon.live.tables import read_table_of
 from echelon.monitoring.alerts import Alert
 from echelon.monitoring.channels import Message
-from echelon.report.pages import Cell, Content, Headline, Table, render_page
-from echelon.report.texts import DASH, Words
+from echelon.report.pages import Cell, Content, Headline, Table, headed_table, render_page
+from echelon.report.texts import DASH, Words, time_text
 from echelon.serving.bundle import Bundle
 from echelon.types import Floats
 
@@ -48,7 +49,6 @@ class Cost(NamedTuple):
     total: float
 
     def bp(self, part: float) -> str:
-        """A part in basis points of the value traded."""
         return f"{part / self.value * _BP:.1f}" if self.value > 0.0 else DASH
 
 
@@ -79,7 +79,6 @@ class Day:
 
     @property
     def own(self) -> Sequence[Mapping[str, Any]]:
-        """Decisions of the day."""
         return [body for body in self.bodies if body["time"][:10] == str(self.day)]
 
     @property
@@ -297,40 +296,19 @@ def _facts(day: Day, words: Words) -> dict[str, str]:
         "costs": _money(paid.total),
         "bp": paid.bp(paid.total),
         "model": model.bp(model.total),
-        "charge": _charge(day.own[-1]["in_charge"], words),
+        "charge": "" if (charge := day.own[-1]["in_charge"]) is None else words.in_charge(charge),
     }
-
-
-def _charge(charge: Mapping[str, Any] | None, words: Words) -> str:
-    """Who is in charge, and why."""
-    if charge is None:
-        return ""
-    key = "summary_chosen" if charge["decided_now"] else "summary_kept"
-    said = words(key, who=words.who(charge["expert"]))
-    if odds := charge["probabilities"]:
-        said += words("summary_odds", p=f"{odds.get(charge['expert'], 0.0):.0%}")
-    parts = [said]
-    if charge["masked"]:
-        names = words("comma").join(map(words.who, charge["masked"]))
-        parts.append(words("summary_masked", who=names))
-    if charge["position_scale"] < 1.0:
-        parts.append(words("event_halved", factor=charge["position_scale"]))
-    parts += [words("event_halted")] * charge["halted"]
-    parts += [words("untraded_turnover_limit")] * charge["turnover_limited"]
-    return words("join").join(parts)
 
 
 def _table(
     words: Words, names: Sequence[str], rows: Iterable[Sequence[Content]], kind: str = ""
 ) -> Table | None:
-    every = list(rows)
-    head = [words(f"summary_{name}") for name in names]
-    return Table(head, every[:_MOST_ROWS], f"measures {kind}".strip()) if every else None
+    return headed_table(words, "summary", names, islice(rows, _MOST_ROWS), kind)
 
 
 def _alert_rows(day: Day, words: Words) -> Iterator[list[Content]]:
     for alert in day.alerts:
-        yield [_stamp(alert.time), Cell(words.alert(alert), "text")]
+        yield [time_text(alert.time), Cell(words.alert(alert), "text")]
 
 
 def _charge_rows(day: Day, words: Words) -> Iterator[list[Content]]:
@@ -342,8 +320,8 @@ def _charge_rows(day: Day, words: Words) -> Iterator[list[Content]]:
             continue
         now = [charge[name] for name in ("expert", "masked", "halted", "position_scale")]
         if now != last:
-            texts = words.who(charge["expert"]), _charge(charge, words)
-            yield [_stamp(body["time"]), *(Cell(text, "text") for text in texts)]
+            texts = words.who(charge["expert"]), words.in_charge(charge)
+            yield [time_text(body["time"]), *(Cell(text, "text") for text in texts)]
         last = now
 
 
@@ -376,7 +354,3 @@ def _cost_rows(day: Day, words: Words) -> Iterator[list[Content]]:
             *map(_money, parts),
             *(shares if name != "value" else (DASH, DASH)),
         ]
-
-
-def _stamp(time: str) -> str:
-    return time[:16].replace("T", " ").removesuffix(" 00:00")

@@ -1,18 +1,7 @@
-"""A journal as tables: for people, for pandas, and for the report.
+"""A journal as tables (`TABLES`): for people, for pandas, and for the report.
 
-sets        bar sets as they passed the gate: time, when it was received, offsets of the feed
-bars        time, symbol, open … of every bar in them
-decisions   time, equity, cash, number of orders, who was in charge
-targets     time, symbol, target, why: code where there is no order
-accounts    what was held at each bar set: shares of every symbol, and cash
-orders      every intent, with the last that became of it
-stopped     orders that the risk gate stopped, with the code
-fills       the venue's trades
-refused     messages that the gate refused, with the reason
-events      start, halts, commands, differences, and whatever else was written down
-
-Every table has `entry`, the sequence number in the journal; every kind of entry is in some table,
-one that is not known here among the events.
+docs/guide/live.md says what each is of. Every table has `entry`, the sequence number in the
+journal; every kind of entry is in some table, one that is not known here among the events.
 """
 
 from __future__ import annotations
@@ -38,7 +27,8 @@ _TEXT, _NUMBER, _COUNT = pl.String(), pl.Float64(), pl.Int64()
 class Table(NamedTuple):
     """How a table is made. kinds: of entries; (): all that no other table has
 
-    make: (entries of these kinds in order, the journal's symbols) → rows
+    make: (entries of these kinds in order, the journal's symbols) → rows, of which more columns
+        than those of the schema are left out
     """
 
     kinds: tuple[str, ...]
@@ -50,7 +40,6 @@ _REMEDY = "Run `echelon live journal verify`."
 
 
 def export_tables(journal: Journal, directory: Path) -> dict[Path, int]:
-    """Write every table as Parquet; path → number of rows."""
     written = {}
     for name in TABLES:
         frame = read_table_of(journal, name)
@@ -118,19 +107,8 @@ def _bars(entries: Iterable[Entry], symbols: list[str]) -> Iterator[Row]:
 def _decisions(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
     for entry in entries:
         body, charge = entry.body, entry.body["in_charge"] or {}
-        yield {
-            "entry": entry.seq,
-            "time": body["time"],
-            "equity": body["account"]["equity"],
-            "cash": body["account"]["cash"],
-            "orders": len(body["orders"]),
-            "expert": charge.get("expert"),
-            "decided_now": charge.get("decided_now"),
-            "masked": ", ".join(charge.get("masked", ())),
-            "position_scale": charge.get("position_scale"),
-            "halted": charge.get("halted"),
-            "turnover_limited": charge.get("turnover_limited"),
-        }
+        row = {**body["account"], **charge, "time": body["time"], "orders": len(body["orders"])}
+        yield {"entry": entry.seq, **row, "masked": ", ".join(charge.get("masked", ()))}
 
 
 def _targets(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
@@ -161,20 +139,16 @@ def _orders(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
     for entry in entries:
         body = entry.body
         if entry.kind == "order":
-            names = ("id", "symbol", "side", "shares", "price", "wanted", "spend")
-            row = {name: body[name] for name in names}
-            new = {"state": "intent", "filled": 0.0, "by": body.get("by")}
-            orders[body["id"]] = {"entry": entry.seq, "time": body["bar"], **row, **new}
+            new = {"time": body["bar"], "state": "intent", "filled": 0.0}
+            orders[body["id"]] = {"entry": entry.seq, **body, **new}
         elif body["id"] in orders:
             orders[body["id"]] |= {name: body[name] for name in ("state", "filled", "reason")}
     yield from orders.values()
 
 
 def _list_stopped(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:
-    names = ("id", "symbol", "side", "shares", "price", "wanted", "spend", "code")
     for entry in entries:
-        row = {name: entry.body[name] for name in names}
-        yield {"entry": entry.seq, "time": entry.body["bar"], **row}
+        yield {"entry": entry.seq, **entry.body, "time": entry.body["bar"]}
 
 
 def _fills(entries: Iterable[Entry], _symbols: list[str]) -> Iterator[Row]:

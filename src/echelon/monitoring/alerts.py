@@ -192,8 +192,6 @@ def _name_of(callback: AlertCallback) -> str:
 
 
 class _Sender:
-    """A queue and the thread that empties it."""
-
     def __init__(
         self,
         name: str,

@@ -1,11 +1,4 @@
-"""Channels: a message as each service wants it.
-
-    webhook     {"schema": 1, "subject", "text", "alerts": […]}; Authorization: Bearer SECRET
-    feishu      {"msg_type": "text", "content": {"text"}, "timestamp", "sign"}; answers code 0
-    wecom       {"msgtype": "text", "text": {"content"}}; answers errcode 0
-    dingtalk    the same, timestamp and sign in the address
-    telegram    {"chat_id", "text"}; answers ok: true
-    smtp        an e-mail, over TLS but on this machine; a page is attached
+"""Channels: a message as each service wants it (`_FORMATS`), or as an e-mail.
 
 Addresses and secrets come from the environment. They are written nowhere: `Redactor` takes them out
 of whatever is logged or sent.
@@ -32,14 +25,13 @@ from urllib.parse import parse_qsl, quote_plus, unquote, urlsplit
 from pydantic import SecretStr
 
 from echelon.config.alerts import ChannelConfig
-from echelon.config.secrets import Secrets
+from echelon.config.secrets import Secrets, is_loopback
 from echelon.errors import ConfigError, shorten
 from echelon.files import json_line
 
 SECONDS = 5.0
 """That a service may take for each part of an answer."""
 _MOST_ANSWER = 64 * 1024
-_LOCAL = ("127.0.0.1", "localhost", "::1")
 _AGAIN = {"feishu": (11232,), "wecom": (-1, 45009), "dingtalk": (-1, 130101)}
 """Codes of robots that are busy, or want fewer messages."""
 
@@ -107,7 +99,7 @@ def check_url(url: SecretStr, variable: str, secure: str = "https", plain: str =
         _, host = parts.port, parts.hostname
     except ValueError:
         host = None
-    if not host or not (parts.scheme == secure or (parts.scheme == plain and host in _LOCAL)):
+    if not host or not (parts.scheme == secure or (parts.scheme == plain and is_loopback(host))):
         raise ConfigError(
             f"the environment variable {variable} must hold a URL that begins with {secure}:// "
             f"({plain}:// on this machine only)."
@@ -199,7 +191,7 @@ class Channel:
                 if parts.scheme == "smtps"
                 else smtplib.SMTP(host, parts.port or 587, timeout=SECONDS)
             ) as server:
-                if parts.scheme == "smtp" and host not in _LOCAL:
+                if parts.scheme == "smtp" and not is_loopback(host):
                     server.starttls(context=safe)
                 if parts.username:
                     server.login(unquote(parts.username), unquote(parts.password or ""))

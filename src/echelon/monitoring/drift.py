@@ -229,7 +229,6 @@ class DriftTests:
         return evidence
 
     def state(self) -> State:
-        """All that the next step depends on."""
         return {name: getattr(self, name).copy() for name in _STATE}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:

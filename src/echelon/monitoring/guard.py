@@ -94,7 +94,6 @@ class Moments(NamedTuple):
 
     @classmethod
     def merge(cls, parts: Sequence[Moments]) -> Moments:
-        """Of all together."""
         n, total, products, low, high, same = zip(*parts, strict=True)
         range_ = np.min(low, axis=0), np.max(high, axis=0)
         return cls(sum(n), np.sum(total, axis=0), np.sum(products, axis=0), *range_, sum(same))
@@ -125,7 +124,6 @@ class Summary(NamedTuple):
 
     @classmethod
     def from_moments(cls, rows: Moments, embeddings: Moments | None) -> Summary:
-        """What these moments say."""
         moves = rows.repeated <= _REPEATS * rows.n
         share = (moves / max(int(moves.sum()), 1)).astype(np.float32)
         more = () if embeddings is None else embeddings.whitening()
@@ -226,7 +224,6 @@ class Levels:
 def _smooth(
     values: Floats32, bar: Floats32, shown: Bools, n_features: int
 ) -> tuple[float, float, float, float, float]:
-    """See `Levels.smooth`."""
     first, second = n_features, n_features + len(shown)
     largest, anybody = np.zeros(3), shown.any()
     for k in range(len(values)):
@@ -342,7 +339,6 @@ class Reference:
         return np.array([values.get(name, np.inf) for name in STATISTICS])
 
     def arrays(self) -> State:
-        """For a file."""
         parts = {n: part for n, part in self.summary._asdict().items() if part is not None}
         tails = {f"tail.{name}": np.array(tail) for name, tail in self.tails.items()}
         facts = np.array([self.block, self.periods_per_year])
@@ -416,7 +412,6 @@ class RowGuard:
         return Alarm(name, on, self.statistics[s], self.thresholds[s], culprit)
 
     def state(self) -> State:
-        """All that the next check depends on."""
         return {"levels": self.levels.values.copy(), "left": np.array(self.left)}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:

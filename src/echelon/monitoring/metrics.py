@@ -165,7 +165,6 @@ class Metrics:
         self._reached[key] = total
 
     def set(self, name: str, value: float, *labels: str) -> None:
-        """Set a gauge."""
         self._at(name, *labels).set(value)
 
     def show(self, name: str, values: Mapping[str, float]) -> None:

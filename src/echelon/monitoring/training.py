@@ -53,15 +53,12 @@ def training_metrics(directory: Path) -> Metrics:
 
 
 class _Seed:
-    """One training."""
-
     def __init__(self, place: Path, directory: Path) -> None:
         whole, run = directory.resolve(), place.parents[1]
         self._labels = str(Path(whole.name, run.relative_to(whole))), place.name
         self._place, self._log = place, LogTail(place)
 
     def fill(self, metrics: Metrics) -> None:
-        """Take over what its files say now."""
         for name, value in self._log.read().items():
             group, _, rest = name.partition("/")
             if name in _NAMES:

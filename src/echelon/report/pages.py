@@ -9,7 +9,7 @@ one file: style, script and charts are inside, and its own security policy forbi
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -73,6 +73,19 @@ class Table(Block):
     rows: Sequence[Sequence[Content]]
     kind: str = "measures"
     groups: Sequence[Content] = ()
+
+
+def headed_table(
+    words: Words,
+    prefix: str,
+    names: Sequence[str],
+    rows: Iterable[Sequence[Content]],
+    kind: str = "",
+) -> Table | None:
+    """A table whose heads are the texts PREFIX_NAME; None: there are no rows."""
+    every = list(rows)
+    head = [words(f"{prefix}_{name}") for name in names]
+    return Table(head, every, f"measures {kind}".strip()) if every else None
 
 
 class NotedTable(NamedTuple):

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from echelon.errors import UsageError
 from echelon.files import package_yaml
@@ -135,8 +135,30 @@ class Words:
             text += self("alert_repeated", n=values["repeated"])
         return self("colon").join((self(f"alert_{alert.severity}"), text))
 
+    def in_charge(self, charge: Mapping[str, Any]) -> str:
+        """Who of a hierarchy is in charge, and why, as a live decision has it."""
+        key = "summary_chosen" if charge["decided_now"] else "summary_kept"
+        said = self(key, who=self.who(charge["expert"]))
+        if odds := charge["probabilities"]:
+            said += self("summary_odds", p=f"{odds.get(charge['expert'], 0.0):.0%}")
+        parts = [said]
+        if charge["masked"]:
+            parts.append(
+                self("summary_masked", who=self("comma").join(map(self.who, charge["masked"])))
+            )
+        if charge["position_scale"] < 1.0:
+            parts.append(self("event_halved", factor=charge["position_scale"]))
+        parts += [self("event_halted")] * charge["halted"]
+        parts += [self("untraded_turnover_limit")] * charge["turnover_limited"]
+        return self("join").join(parts)
+
     def _text_or(self, kind: str, key: str, default: str) -> str:
         return self._texts.get(f"{kind}_{key}", default)
+
+
+def time_text(time: object) -> str:
+    """A bar's time as a reader wants it: a day where it is one."""
+    return DASH if time is None else str(time)[:16].replace("T", " ").removesuffix(" 00:00")
 
 
 def file_name(stem: str, ending: str, lang: str) -> str:

@@ -1,17 +1,6 @@
 """A bundle: a directory that holds everything a decision needs, and nothing that runs.
 
-    manifest.json            format, size and SHA-256 of every file, where it came from, its proof
-    policy.json              how graphs or rules make the policy (`policies.PolicySpec`)
-    encoder-0.onnx, actor-0.onnx, router-0.onnx …    graphs
-    weights-SEED.safetensors the same weights for torch, where ONNX Runtime is not installed
-    reference.safetensors    inputs of some decisions, and what was decided (`parity`)
-    guards.safetensors       what ordinary bars and days are like (`guard_reference`)
-    config.yaml              the run's resolved configuration, risk control included
-    features.json, scaler.json    the columns of X, and how they are scaled
-    universe.json            symbols with listing facts and price anchors, calendar, fields
-    rules.json               the market's rules in force
-
-`load_bundle` trusts none of it:
+docs/guide/export.md says what its files are. `load_bundle` trusts none of it:
 
 1. The manifest is whole (its own hash, its exact bytes) and of a format that this version reads.
 2. The directory holds the files it names, plain ones, of these sizes and hashes; and no others.

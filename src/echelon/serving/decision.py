@@ -29,29 +29,10 @@ NO_CHANGE = "no_change"
 NO_FEATURES = "no_features"
 RISK = "risk"
 TURNOVER = "turnover_limit"
-WHY: Mapping[str, str] = {
-    NO_CHANGE: "what is held is what is wanted",
-    NO_FEATURES: "too few bars, or not listed: there is nothing to decide by",
-    RISK: "risk control keeps the book in cash, or the expert within a smaller limit",
-    TURNOVER: "the turnover limit is used up",
-    **{
-        "suspended": "no trade takes place at this bar",
-        "delisted": "the asset is gone",
-        "limit_up": "at its upper limit nobody sells",
-        "limit_down": "at its lower limit nobody buys",
-        "not_held": "there is nothing to sell",
-        "t_plus_one": "what was bought today may not be sold today",
-        "volume": "more than the allowed share of the volume",
-        "cash": "there is not enough cash",
-        "lot": "less than one lot",
-        "too_small": "below the least value of an order, or worth less than its fees",
-        "not_member": "not in the universe",
-    },
-}
-"""Code → why a symbol has no order; those of the kernel (`market.Reason`) among them."""
-
-
 _CODES = {int(reason): reason.name.lower() for reason in Reason if reason is not Reason.NONE}
+WHY = (NO_CHANGE, NO_FEATURES, RISK, TURNOVER, *_CODES.values())
+"""Codes of why a symbol has no order, those of the kernel (`market.Reason`) among them; what they
+mean is in the catalogues of texts."""
 
 
 class Order(NamedTuple):

@@ -35,7 +35,7 @@ from typing_extensions import TypedDict
 from echelon.backtest.policy import StatefulPolicy, lookback_of
 from echelon.config.agents import RewardConfig
 from echelon.data.build import PanelRequest, build_panel, panel_kind, stream_facts
-from echelon.data.derive import Listings
+from echelon.data.derive import FIELDS, Listings
 from echelon.data.exogenous import ExogenousStream
 from echelon.data.panel import Panel
 from echelon.data.store import Manifest, Store
@@ -77,7 +77,6 @@ from echelon.sources import SourceInfo
 from echelon.states import State, below_prefix, match_state, with_prefix
 from echelon.types import Bools, Floats32
 
-BAR_FIELDS = ("open", "high", "low", "close", "volume", "amount", "factor", "pre_close")
 _AGAIN = "Move it away, or name another state file, and the engine starts from the store again."
 _TIME = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?)?", re.ASCII)
 
@@ -126,7 +125,7 @@ def read_history(bundle: Bundle, store: Path, until: date | None) -> History:
     opened = opened.pin_dataset(name)
     manifest = opened.manifest(name)
     _refuse_dataset(bundle, manifest, store)
-    request = _request(bundle, until)
+    request = bundle_request(bundle, until)
     panel = build_panel(opened, name, request)
     facts = stream_facts(opened, name, request, panel.times[-1].item())
     first = int(np.searchsorted(panel.times, np.datetime64(bundle.universe["first"], "us")))
@@ -210,7 +209,7 @@ class DecisionEngine:
         """
         kind, place = self._panel.kind, f"bars of {time}"
         column = {symbol: n for n, symbol in enumerate(self.symbols)}
-        known = [name for name in BAR_FIELDS if name in kind.fields]
+        known = [name for name in FIELDS if name in kind.fields]
         grids: dict[str, Any] = {name: np.full(len(column), np.nan) for name in known}
         st, seen, problems = np.zeros(len(column), dtype=np.bool_), set[str](), list[Problem]()
 
@@ -473,8 +472,6 @@ class DecisionEngine:
 
 
 class _StateFacts(TypedDict):
-    """The document of a state file."""
-
     bundle: str
     panel: dict[str, Any]
     features: dict[str, Any]
@@ -516,7 +513,8 @@ def learn_reasons(
                 world.set_delist_reason(symbol, reason)
 
 
-def _request(bundle: Bundle, until: date | None) -> PanelRequest:
+def bundle_request(bundle: Bundle, until: date | None = None) -> PanelRequest:
+    """The bars that a bundle was made for, up to a day."""
     data = bundle.config.data
     return PanelRequest(bundle.symbols, None, until, data.limits, data.delist_after)
 
@@ -581,7 +579,6 @@ def _fold_features(
 
 
 def take_rows(panel: Panel, rows: slice) -> Panel:
-    """Some rows of a panel."""
     parts: dict[str, Any] = {}
     for item in fields(panel):
         array = getattr(panel, item.name)
@@ -615,7 +612,7 @@ def restore_market(
     nat = np.full(n, np.datetime64("NaT"), dtype="datetime64[us]")
     days = nat.astype("datetime64[D]")
     known = Listings(nat, np.full(n, np.nan), days, days)
-    kind = panel_kind(_source(bundle), symbols, _request(bundle, None))
+    kind = panel_kind(_source(bundle), symbols, bundle_request(bundle))
     has = facts["world"]
     level = np.nan if has["benchmark"] else None
     panel = PanelStream(StreamFacts(kind, known, (None,) * n, np.zeros(n, dtype=np.bool_), level))

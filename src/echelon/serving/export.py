@@ -259,7 +259,6 @@ def _describe(spec: PolicySpec, config: Config) -> str:
 
 
 def _write_documents(staging: Path, source: _Source) -> None:
-    """Write what does not depend on the policy."""
     config, prepared = source.config, source.prepared
     write_atomic(staging / "config.yaml", to_yaml(config))
     write_json(staging / "features.json", _features(source), sort_keys=True)
@@ -338,21 +337,10 @@ def _universe(source: _Source) -> Universe:
 
 
 def _symbol(symbol: str, member: bool, facts: Mapping[str, Any]) -> SymbolFacts:
-    def text(name: str) -> str | None:
-        value = facts.get(name)
-        return None if value is None else str(value)
-
-    anchor = facts.get("anchor")
-    return {
-        "symbol": symbol,
-        "member": member,
-        "first": text("first"),
-        "last": text("last"),
-        "listed": text("listed"),
-        "delisted": text("delisted"),
-        "reason": text("reason"),
-        "anchor": None if anchor is None or math.isnan(anchor) else float(anchor),
-    }
+    names = ("first", "last", "listed", "delisted", "reason")
+    texts = {n: None if facts.get(n) is None else str(facts[n]) for n in names}
+    anchor = finite_or_none(facts.get("anchor") or math.nan)
+    return {"symbol": symbol, "member": member, **texts, "anchor": anchor}  # type: ignore[typeddict-item]
 
 
 def _origin(source: _Source) -> dict[str, Any]:

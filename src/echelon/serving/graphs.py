@@ -98,8 +98,6 @@ class RouterGraph(nn.Module):
 
 
 class PolicySplit:
-    """The modules of a policy by name, and its spec."""
-
     def __init__(self, policy: Policy, config: Config, n_features: int) -> None:
         """Raises UsageError where there is no way to export the policy."""
         self.config, self.n_features = config, n_features
@@ -177,8 +175,6 @@ def _digest(encoder: Encoder) -> str:
 
 
 def as_graph(module: nn.Module) -> Graph:
-    """A module as what computes a graph."""
-
     def run(*arrays: NDArray[Any]) -> NDArray[Any]:
         with torch.no_grad():
             # Copies: a world's features may be read-only, which torch warns about.

@@ -35,8 +35,6 @@ _WHOLE = (int(Reason.NONE), int(Reason.LOT))
 
 
 class GuardReference(NamedTuple):
-    """Of a bundle."""
-
     rows: Reference
     drift: Expectation
 
@@ -125,7 +123,6 @@ def _embeddings(
 
 
 def write_guard_reference(path: Path, reference: GuardReference) -> None:
-    """Write what `read_guard_reference` reads."""
     from safetensors.numpy import save
 
     arrays = with_prefix("rows.", reference.rows.arrays())

@@ -107,13 +107,11 @@ class Parity:
         self.probability_gap = max(self.probability_gap, gap(expected, graph))
 
     def keep_books(self, actor: str, row: Rows, held: Holdings) -> None:
-        """Books that an actor was asked about."""
         last = self._books.setdefault(actor, deque(maxlen=_REFERENCES))
         for e, t in enumerate(row.tolist()):
             last.append((t, held.take(slice(e, e + 1))))
 
     def keep_question(self, router: str, obs: Floats32, allowed: Bools) -> None:
-        """What a router was asked."""
         last = self._asked.setdefault(router, deque(maxlen=_REFERENCES))
         pairs = zip(obs, allowed, strict=True)
         last.extend((np.array(o[None]), np.array(a[None])) for o, a in pairs)
@@ -171,8 +169,6 @@ def shadow_policy(policy: Policy, twin: Policy, spec: PolicySpec, parity: Parity
 
 
 class _ShadowActor:
-    """An actor that decides, and its twin."""
-
     def __init__(self, policy: Policy, twin: OnnxPolicy, actor: str, parity: Parity) -> None:
         self._policy, self._twin, self._actor, self._parity = policy, twin, actor, parity
         self.name, self.kind = policy.name, policy.kind
@@ -202,8 +198,6 @@ class _ShadowActor:
 
 
 class _ShadowRouter:
-    """A router that chooses, and its twin."""
-
     def __init__(self, router: Any, twin: RouterPolicy, graph: str, parity: Parity) -> None:  # noqa: ANN401 (a router of torch)
         assert isinstance(twin, OnnxRouter)
         self._router, self._twin, self._graph, self._parity = router, twin, graph, parity

@@ -128,7 +128,6 @@ class WindowEncoder:
         return self._kept.get(row)
 
     def embed(self, rows: FeatureRows, row: int) -> Floats32:
-        """Z[1,N,D] of the window up to `row`."""
         if rows is not self._rows:
             self._rows, self._kept = rows, {}
         z = self._kept.get(row)
@@ -148,18 +147,13 @@ class OnnxPolicy(ABC):
     kind: ActionKind
 
     def __init__(self, encoder: WindowEncoder, actor: Graph, name: str = "agent") -> None:
-        self.name, self._encoder, self._actor = name, encoder, actor
+        self.name, self.encoder, self._actor = name, encoder, actor
         self._rows: FeatureRows | None = None
-
-    @property
-    def encoder(self) -> WindowEncoder:
-        """What it sees the market through."""
-        return self._encoder
 
     @property
     def lookback(self) -> int:
         """Rows before a book's own that are read: the rest of the window."""
-        return self._encoder.window - 1
+        return self.encoder.window - 1
 
     def start(self, world: World, span: range) -> None:
         """Nothing is computed ahead: the world may still grow."""
@@ -177,7 +171,6 @@ class OnnxPolicy(ABC):
             )
 
     def read_from(self, rows: FeatureRows) -> None:
-        """Decide by these features from now on."""
         self._rows = rows
 
     @abstractmethod
@@ -191,7 +184,7 @@ class OnnxPolicy(ABC):
         answers = []
         for e, t in enumerate(row.tolist()):
             one = slice(e, e + 1)
-            z, present = self._encoder.embed(rows, t), np.ascontiguousarray(rows.present[t])[None]
+            z, present = self.encoder.embed(rows, t), np.ascontiguousarray(rows.present[t])[None]
             book = (held.weights[one], held.cash_share[one], present)
             answers.append(self._actor(z, *book, *(mask[one] for mask in masks)))
         said = np.concatenate(answers)
@@ -213,7 +206,6 @@ class OnnxActorPolicy(OnnxPolicy):
         return softmax(self._ask(row, held, held.allowed))
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
-        """Actions[E,N] of books at `row`[E]."""
         return np.asarray(self._ask(row, held, held.allowed).argmax(axis=-1), dtype=np.int8)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.backtest.run import Backtest, run_backtest
-from echelon.data.build import PanelRequest, read_bar_sets
+from echelon.data.build import read_bar_sets
 from echelon.data.store import Store
-from echelon.data.stream import BarSet
 from echelon.envs.world import World
 from echelon.serving.bundle import Bundle
 from echelon.serving.decision import Decision
-from echelon.serving.engine import DecisionEngine
+from echelon.serving.engine import DecisionEngine, bundle_request
 
 
 class Replay(NamedTuple):
@@ -45,7 +43,12 @@ def replay(bundle: Bundle, store: Path, world: World, rows: range) -> Replay:
     day_before = world.times[rows.start - 1].astype("datetime64[D]").item()
     engine = DecisionEngine.from_store(bundle, store, until=day_before)
     decisions, took = [], 0.0
-    for bars in _bar_sets(bundle, store, engine, world.times[rows.stop - 1]):
+    until = world.times[rows.stop - 1]
+    request = bundle_request(bundle, until.astype("datetime64[D]").item())
+    name, behind = bundle.universe["dataset"]["name"], engine.time.astype("datetime64[us]").item()
+    for bars in read_bar_sets(Store(store), name, request, behind):
+        if bars.time > until:
+            break
         began = time.perf_counter()
         decisions.append(engine.push(bars))
         took += time.perf_counter() - began
@@ -64,21 +67,6 @@ def session_rows(world: World, rows: range, bars: int) -> range:
     while first > rows.start + 1 and not world.rows.new_session[first]:
         first -= 1
     return range(first, rows.stop)
-
-
-def _bar_sets(
-    bundle: Bundle, store: Path, engine: DecisionEngine, last: np.datetime64
-) -> Iterator[BarSet]:
-    data = bundle.config.data
-    request = PanelRequest(
-        bundle.symbols, None, last.astype("datetime64[D]").item(), data.limits, data.delist_after
-    )
-    name = bundle.universe["dataset"]["name"]
-    behind = engine.time.astype("datetime64[us]").item()
-    assert isinstance(behind, datetime)
-    for bars in read_bar_sets(Store(store), name, request, behind):
-        if bars.time <= last:
-            yield bars
 
 
 def compare_decisions(

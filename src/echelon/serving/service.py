@@ -1,11 +1,5 @@
 """The decision service: a bundle behind HTTP, for a broker terminal that runs elsewhere.
 
-    POST /v1/bars       the bars of one time, and what the account holds; answers the decision
-    GET  /v1/decision   the last decision again
-    GET  /v1/state      what is served, and up to where
-    GET  /metrics       numbers for Prometheus
-    GET  /healthz       whether it answers; like /openapi.json without a token
-
 1. One bar set at a time. It is refused whole, with a reason, or decided on.
 2. The state is on disk before the answer leaves: a restart goes on behind the last answer. The same
    bars again get the same answer (a client may repeat what it did not hear back from); others of
@@ -125,7 +119,6 @@ _bearer = HTTPBearer(auto_error=False, description="the value of ECHELON_TOKEN")
 
 
 def create_app(engine: DecisionEngine, token: str | None) -> FastAPI:
-    """The service of an engine; token: None asks for none."""
     app = FastAPI(
         title="Echelon decision service",
         version=__version__,

@@ -25,7 +25,6 @@ _FORMAT = 1
 
 
 def write_state(path: Path, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> None:
-    """Write both in the place of what is at `path`."""
     write_atomic(path, encode_state(arrays, facts))
 
 

@@ -9,6 +9,7 @@ Adding a broker: a file here with a function that opens it, and its line in `BRO
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from importlib import import_module
@@ -17,9 +18,11 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from echelon.config.live import LiveConfig
 from echelon.data.stream import BarSet
-from echelon.errors import EchelonError, UsageError
+from echelon.errors import EchelonError, UsageError, shorten
 from echelon.serving.bundle import Bundle
 from echelon.serving.engine import Account
+
+log = logging.getLogger(__name__)
 
 OrderState = Literal["accepted", "partial", "filled", "cancelled", "rejected", "unknown"]
 OPEN: frozenset[OrderState] = frozenset({"accepted", "partial", "unknown"})
@@ -101,6 +104,22 @@ class Broker(Protocol):
         """Let go of what is open; nothing is cancelled."""
 
 
+class OwnSymbols:
+    """The bundle's symbols; what else an account holds or trades is left out, and told once."""
+
+    def __init__(self, venue: str, names: Iterable[str]) -> None:
+        self.names, self._venue, self._foreign = frozenset(names), venue, set[str]()
+
+    def has(self, symbol: str) -> bool:
+        if symbol in self.names:
+            return True
+        if symbol not in self._foreign:
+            self._foreign.add(symbol)
+            what = "is not in the bundle's universe: it is left out"
+            log.warning("%s: %s %s", self._venue, shorten(symbol, 40), what)
+        return False
+
+
 class Shown(NamedTuple):
     """What bars did at a simulated venue, as of these bars.
 
@@ -112,6 +131,20 @@ class Shown(NamedTuple):
     statuses: list[OrderStatus]
     cursor: str
 
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "fills": [fill._asdict() for fill in self.fills],
+            "account": self.account._asdict(),
+            "statuses": [status._asdict() for status in self.statuses],
+            "cursor": self.cursor,
+        }
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> Shown:
+        fills = [VenueFill(**fill) for fill in body["fills"]]
+        said = statuses(body["statuses"])
+        return cls(fills, account_of(body["account"]), said, body["cursor"])
+
 
 @runtime_checkable
 class SimulatedVenue(Protocol):
@@ -122,12 +155,10 @@ class SimulatedVenue(Protocol):
 
 
 def statuses(values: Iterable[Mapping[str, Any]]) -> list[OrderStatus]:
-    """As a JSON document has them."""
     return [OrderStatus(**value) for value in values]
 
 
 def account_of(body: Mapping[str, Any]) -> Account:
-    """An account as a JSON document has it."""
     return Account(body["cash"], body["positions"], body["locked"])
 
 

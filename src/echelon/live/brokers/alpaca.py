@@ -45,6 +45,7 @@ from echelon.live.brokers import (
     OrderRequest,
     OrderState,
     OrderStatus,
+    OwnSymbols,
     VenueFill,
 )
 from echelon.serving.engine import Account
@@ -141,7 +142,8 @@ class AlpacaBroker(Closing):
         url: of a fake on this machine; None: Alpaca. now: for tests
         """
         self.name = "alpaca:live" if live else "alpaca"
-        self._symbols, self._freq, self._lots, self._now = frozenset(symbols), freq, lots, now
+        self._symbols = OwnSymbols(self.name, symbols)
+        self._freq, self._lots, self._now = freq, lots, now
         self._keys = keys or Keys.from_environment()
         trading = load_alpaca("alpaca.trading.client")
         self._requests = load_alpaca("alpaca.trading.requests")
@@ -152,16 +154,13 @@ class AlpacaBroker(Closing):
         self._client_ids: dict[str, str] = {}  # by the venue's id
         self._listed: dict[str, float] = {}  # venue's id → shares that its activities add up to
         self._rejected: dict[str, OrderStatus] = {}  # refused without becoming an order there
-        self._foreign: set[str] = set()  # symbols that were warned of
 
     def close(self) -> None:
-        """See Broker."""
         self._client._session.close()
 
     # Orders.
 
     def submit(self, orders: Sequence[OrderRequest]) -> list[OrderStatus]:
-        """See Broker."""
         answers: list[OrderStatus] = []
         silence = ""
         for order in orders:
@@ -208,7 +207,6 @@ class AlpacaBroker(Closing):
         return status
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """See Broker."""
         for status in self.orders(ids).values():
             if status.state not in OPEN:  # also of those that never became an order
                 continue
@@ -219,7 +217,6 @@ class AlpacaBroker(Closing):
                 log.info("%s: not cancelled: %s", status.id, refusal.reason)
 
     def orders(self, ids: Sequence[str]) -> dict[str, OrderStatus]:
-        """See Broker."""
         statuses: dict[str, OrderStatus] = {}
         if len(ids) > _FEW:  # the venue takes 200 requests a minute
             asked = frozenset(ids)
@@ -235,7 +232,6 @@ class AlpacaBroker(Closing):
         return statuses
 
     def open_orders(self) -> list[OrderStatus]:
-        """See Broker."""
         statuses: dict[str, OrderStatus] = {}
         query = {"status": "open", "limit": _MOST_ORDERS, "direction": "asc"}
         while True:
@@ -280,7 +276,6 @@ class AlpacaBroker(Closing):
     # Fills.
 
     def fills(self, after: str) -> tuple[list[VenueFill], str]:
-        """See Broker."""
         token, _, given = after.partition("|")
         seen = set(given.split(",")) if given else set()
         query = {"page_token": token} if token else {}
@@ -289,7 +284,7 @@ class AlpacaBroker(Closing):
             activities = self._wait_for_listing(query)
         self._forget_final()
         fresh = [item for item in activities if _digest(_text(item, "id")) not in seen]
-        ours = [item for item in fresh if self._is_ours(_text(item, "symbol"))]
+        ours = [item for item in fresh if self._symbols.has(_text(item, "symbol"))]
         self._learn_client_ids({_text(item, "order_id") for item in ours})
         return [self._fill(item) for item in ours], self._cursor(token, activities)
 
@@ -330,11 +325,8 @@ class AlpacaBroker(Closing):
 
     def _short_orders(self) -> list[_Known]:
         """Orders that were filled by more than their activities say."""
-        return [known for known in self._known.values() if self._is_short(known)]
-
-    def _is_short(self, known: _Known) -> bool:
-        listed = self._listed.get(known.venue_id, 0.0)
-        return known.status.filled > listed + _ROUNDING * max(1.0, listed)
+        each = ((known, self._listed.get(known.venue_id, 0.0)) for known in self._known.values())
+        return [k for k, listed in each if k.status.filled > listed + _ROUNDING * max(1.0, listed)]
 
     def _cursor(self, token: str, activities: Sequence[Mapping[str, Any]]) -> str:
         """The last activity behind which nothing is booked late, and those after it."""
@@ -390,26 +382,13 @@ class AlpacaBroker(Closing):
         held = {}
         for item in positions:
             symbol = _text(item, "symbol")
-            if self._is_ours(symbol):
+            if self._symbols.has(symbol):
                 held[symbol] = _number(item, "qty")
         return Account(cash, held)
 
     def _cash(self) -> float:
         body = self._ask("the account", self._client.get_account)
         return _number(_object(body, "account"), "cash")
-
-    def _is_ours(self, symbol: str) -> bool:
-        """Whether the bundle trades a symbol; of others the account says nothing."""
-        if symbol in self._symbols:
-            return True
-        if symbol not in self._foreign:
-            self._foreign.add(symbol)
-            log.warning(
-                "%s: the account holds or traded %s, which is not in the bundle's universe: it "
-                "is left out",
-                *(self.name, shorten(symbol, 40)),
-            )
-        return False
 
     # Requests.
 
@@ -441,7 +420,6 @@ def _text(item: Mapping[str, Any], field: str) -> str:
 
 
 def _number(item: Mapping[str, Any], field: str, default: float | None = None) -> float:
-    """A number, which the venue writes as text."""
     value = item.get(field)
     if value is None and default is not None:
         return default

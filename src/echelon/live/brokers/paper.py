@@ -54,7 +54,6 @@ from echelon.live.journal import (
 )
 from echelon.market import Fills, Orders, Reason
 from echelon.serving.bundle import Bundle
-from echelon.serving.decision import WHY
 from echelon.serving.engine import (
     Account,
     learn_reasons,
@@ -67,13 +66,7 @@ from echelon.states import below_prefix, with_prefix
 from echelon.types import Bools, Floats32
 
 CANCELLED, REPLACED, INVALID = "cancelled", "replaced", "invalid_order"
-REASONS: Mapping[str, str] = {
-    **WHY,
-    CANCELLED: "whoever sent it cancelled it",
-    REPLACED: "a newer order for the symbol took its place",
-    INVALID: "neither a number of shares to buy or sell nor an amount of money to buy for",
-}
-"""Code → why an order was not filled, or not whole."""
+"""Why an order was not filled, or not whole, beside the kernel's reasons."""
 
 SNAPSHOT_EVERY = 50
 _REMEDY = "Run `echelon live journal verify`; start from a backup of the venue's journal."
@@ -143,7 +136,6 @@ class PaperVenue(Closing):
         return venue
 
     def close(self) -> None:
-        """Let go of the journal."""
         self._journal.close()
 
     @property
@@ -168,7 +160,6 @@ class PaperVenue(Closing):
         return [known[order.id] for order in orders]
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """Cancel those of these orders that are open."""
         with self._changing():
             said = self._drop(ids, CANCELLED)
             if said:
@@ -181,7 +172,6 @@ class PaperVenue(Closing):
         return known | self._journal.last_statuses(name for name in ids if name not in known)
 
     def open_orders(self) -> list[OrderStatus]:
-        """Those that the next bars will fill."""
         self._refuse_broken()
         return [OrderStatus(name, "accepted") for name in self._open]
 
@@ -199,17 +189,14 @@ class PaperVenue(Closing):
         with self._changing():
             fills, said = self._go_on(bars)
             self._journal.append("bars", *encode_bars(bars))
-            account = self._account()
             self._cursor = str(self._journal.seq + 1)
-            listed = [fill._asdict() for fill in fills]
-            body = {"fills": listed, "account": account._asdict(), "cursor": self._cursor}
-            self._append("shown", body, said)
+            shown = Shown(fills, self._account(), said, self._cursor)
+            self._append("shown", shown.to_dict(), said)
             if self._bars % self._snapshot_every == 0:
                 self._snapshot()
-        return Shown(fills, account, said, self._cursor)
+        return shown
 
     def fills(self, after: str) -> tuple[list[VenueFill], str]:
-        """(fills behind a cursor in order, the cursor behind them); "" is before the first."""
         self._refuse_broken()
         if after and not (after.isdecimal() and int(after) <= self._journal.seq):
             raise UsageError(
@@ -221,7 +208,6 @@ class PaperVenue(Closing):
             return [fill for entry in shown for fill in _fills_of(entry)], self._cursor
 
     def account(self) -> Account:
-        """What is held now."""
         self._refuse_broken()
         return self._account()
 
@@ -250,7 +236,6 @@ class PaperVenue(Closing):
         return said
 
     def _refusal(self, order: OrderRequest) -> str | None:
-        """Why an order is not taken."""
         if order.symbol not in self._columns:
             return _CODES[Reason.NOT_MEMBER]
         shares, money = _wish(order)
@@ -304,9 +289,7 @@ class PaperVenue(Closing):
                 "correct data count from the next bar on."
             )
         with blaming(self._journal.path, _REMEDY):
-            body = shown.body
-            account = account_of(body["account"])
-            return Shown(_fills_of(shown), account, statuses(body["statuses"]), body["cursor"])
+            return Shown.from_dict(shown.body)
 
     # The journal.
 
@@ -380,7 +363,6 @@ class VenueJournal(Journal):
 
     @classmethod
     def open(cls, path: Path, about: Mapping[str, Any], *, sync: bool = True) -> VenueJournal:
-        """As `Journal.open`."""
         journal = super().open(path, about, sync=sync)
         assert isinstance(journal, VenueJournal), "made by the class it was asked of"
         try:

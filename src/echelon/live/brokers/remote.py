@@ -32,7 +32,7 @@ from echelon.live.brokers import (
     statuses,
 )
 from echelon.live.brokers.paper import PaperVenue
-from echelon.live.http import Client, Handler, serve
+from echelon.live.http import Client, Handler, Server
 from echelon.live.journal import decode_bars, encode_bars
 from echelon.serving.bundle import Bundle
 from echelon.serving.engine import Account
@@ -52,43 +52,33 @@ class RemoteBroker(Closing):
         self._client, self._bundle = Client(url, token, seconds), bundle
 
     def close(self) -> None:
-        """Let go of the connection."""
         self._client.close()
 
     def submit(self, orders: Sequence[OrderRequest]) -> list[OrderStatus]:
-        """As `Broker` has it, and so are the others."""
         answer = self._call("submit", orders=[order._asdict() for order in orders])
         return statuses(answer["statuses"])
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """Ask for orders to be cancelled."""
         self._call("cancel", ids=list(ids))
 
     def orders(self, ids: Sequence[str]) -> dict[str, OrderStatus]:
-        """What became of orders, by id."""
         answer = self._call("orders", ids=list(ids))
         return {status.id: status for status in statuses(answer["statuses"])}
 
     def open_orders(self) -> list[OrderStatus]:
-        """All that may still be filled."""
         return statuses(self._call("open_orders")["statuses"])
 
     def fills(self, after: str) -> tuple[list[VenueFill], str]:
-        """(fills behind a cursor, the cursor behind them)."""
         answer = self._call("fills", after=after)
         return [VenueFill(**fill) for fill in answer["fills"]], answer["cursor"]
 
     def account(self) -> Account:
-        """What is held now."""
         return account_of(self._call("account"))
 
     def show_bars(self, bars: BarSet) -> Shown:
-        """Fill what was ordered before at these bars."""
         document, data = encode_bars(bars)
         answer = self._call("bars", bars=document, data=base64.b64encode(data).decode())
-        fills = [VenueFill(**fill) for fill in answer["fills"]]
-        said = statuses(answer["statuses"])
-        return Shown(fills, account_of(answer["account"]), said, answer["cursor"])
+        return Shown.from_dict(answer)
 
     def _call(self, name: str, **body: object) -> dict[str, Any]:
         return self._client.call("POST", f"/v1/{name}", {"bundle": self._bundle, **body})
@@ -133,7 +123,7 @@ def serve_venue(
         routes = {
             ("POST", f"/v1/{name}"): guard(handler) for name, handler in _handlers(venue).items()
         }
-        yield stack.enter_context(serve(routes, token, port)).url
+        yield stack.enter_context(Server(routes, token, port)).url
 
 
 def _handlers(venue: PaperVenue) -> dict[str, Handler]:
@@ -150,17 +140,6 @@ def _handlers(venue: PaperVenue) -> dict[str, Handler]:
         done, cursor = venue.fills(str(body.get("after", "")))
         return {"fills": [fill._asdict() for fill in done], "cursor": cursor}
 
-    def show_bars(body: Mapping[str, Any]) -> dict[str, Any]:
-        shown = venue.show_bars(_read(_bars_of, body))
-        done = [fill._asdict() for fill in shown.fills]
-        account = shown.account._asdict()
-        return {
-            "fills": done,
-            "account": account,
-            "cursor": shown.cursor,
-            **list_statuses(shown.statuses),
-        }
-
     return {
         "submit": lambda body: list_statuses(
             venue.submit(_read(_ORDERS.validate_python, body.get("orders")))
@@ -172,7 +151,7 @@ def _handlers(venue: PaperVenue) -> dict[str, Handler]:
         "open_orders": lambda _body: list_statuses(venue.open_orders()),
         "fills": fills,
         "account": lambda _body: venue.account()._asdict(),
-        "bars": show_bars,
+        "bars": lambda body: venue.show_bars(_read(_bars_of, body)).to_dict(),
     }
 
 

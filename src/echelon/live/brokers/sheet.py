@@ -1,25 +1,9 @@
 """`sheet:DIRECTORY`: orders as files, for terminals without an API and for people who type.
 
-    orders/000001.json, .csv    ours: the orders of a bar, each with our id; never changed
-    cancels/000001.json, .csv   ours: orders that we want cancelled
-    fills.csv (or .json)        yours: every trade, in order; only ever appended to
-    closed.csv (or .json)       yours: orders that nothing comes of any more
-    account.csv (or .json)      yours: what is held now; written last
-
-    fills    trade_id, order_id, shares, price; may have: symbol, side, commission, stamp, time.
-             trade_id is the terminal's own and unique; shares > 0. A trade without an order of ours
-             has an empty order_id, and needs symbol and side (buy, sell)
-    closed   order_id, state (cancelled or rejected); may have: reason
-    account  symbol, shares; may have: available (what T+1 lets be sold). The money is in the row
-             $cash
-
-A JSON file is a list of objects with these names. What has not been reported is open: an order is
+docs/guide/live.md says what the files are. What has not been reported is open: an order is
 `accepted` until its trades are there, or it is in `closed`. A problem is told with file, row, field
 and remedy, and until it is mended nothing is known (BrokerError, so the engine asks again). Trades
 that were read are history: a file that shrinks or tells it otherwise is refused.
-
-ECHELON_SHEET_WEBHOOK is a URL to which every sheet is posted, too, as the JSON file has it. It is
-posted again until it was taken; its `id`, also sent as Idempotency-Key, is the same each time.
 """
 
 from __future__ import annotations
@@ -58,6 +42,7 @@ from echelon.live.brokers import (
     OrderRequest,
     OrderState,
     OrderStatus,
+    OwnSymbols,
     VenueFill,
 )
 from echelon.monitoring.channels import Undelivered, check_url, post_json
@@ -129,7 +114,6 @@ class _Trade(NamedTuple):
 
 
 def open_sheet(request: BrokerRequest) -> SheetBroker:
-    """`sheet:DIRECTORY`."""
     if not request.address:
         raise UsageError("--broker sheet: name the directory, as in sheet:orders_of_mine.")
     directory = Path(request.address)
@@ -154,7 +138,8 @@ class SheetBroker(Closing):
     ) -> None:
         """symbols: of the bundle; others of the account are left out. now: for tests"""
         self.name = "sheet"
-        self._directory, self._symbols, self._now = directory, frozenset(symbols), now
+        self._directory, self._now = directory, now
+        self._symbols = OwnSymbols(str(directory), symbols)
         self._webhook = webhook
         if webhook is not None:
             check_url(webhook, "ECHELON_SHEET_WEBHOOK")
@@ -163,7 +148,6 @@ class SheetBroker(Closing):
         self._cancelled: set[str] = set()
         self._rejected: dict[str, str] = {}  # never written; why
         self._tried = -math.inf
-        self._foreign: set[str] = set()
         self._read: list[_Trade] = []  # as last read, to say which row is not what it was
         with ExitStack() as held:
             held.enter_context(exclusive_lock(directory / ".lock", str(directory)))
@@ -178,7 +162,6 @@ class SheetBroker(Closing):
                 self._take(f"{kind}/{path.stem}", sheet)
 
     def close(self) -> None:
-        """See Broker."""
         self._held.close()
 
     # Orders.
@@ -187,7 +170,7 @@ class SheetBroker(Closing):
         """See Broker. All that are new are one sheet."""
         fresh = {order.id: order for order in orders if order.id not in self._orders}
         for order in fresh.values():
-            if order.symbol not in self._symbols:
+            if order.symbol not in self._symbols.names:
                 self._rejected[order.id] = f"{order.symbol} is not in the bundle's universe"
             elif not 0.0 < order.shares < math.inf:
                 self._rejected[order.id] = f"{order.shares:g} shares"
@@ -212,7 +195,6 @@ class SheetBroker(Closing):
         self._post()
 
     def orders(self, ids: Sequence[str]) -> dict[str, OrderStatus]:
-        """See Broker."""
         self._post()
         ours = [name for name in ids if name in self._orders]
         refused = {name: self._first(name) for name in ids if name in self._rejected}
@@ -227,7 +209,6 @@ class SheetBroker(Closing):
         }
 
     def open_orders(self) -> list[OrderStatus]:
-        """See Broker."""
         every = self.orders(list(self._orders)).values()
         return [status for status in every if status.state in ("accepted", "partial")]
 
@@ -252,11 +233,11 @@ class SheetBroker(Closing):
         if count > len(trades) or _digest(trades[:count]) != (digest or _digest(())):
             self._refuse_history(trades, count)
         self._read = trades
-        fresh = [trade.fill for trade in trades[count:] if self._is_ours(trade.fill.symbol)]
+        fresh = [trade.fill for trade in trades[count:] if self._symbols.has(trade.fill.symbol)]
         return fresh, f"{len(trades)}:{_digest(trades)}" if trades else ""
 
     def _refuse_history(self, trades: Sequence[_Trade], count: int) -> None:
-        path, _ = self._read_report("fills")
+        path = self._report_file("fills")
         row, what = None, f"has {len(trades)} trade(s), of which {count} were read before"
         if count <= len(trades):
             what = f"its first {count} trades are not those that were read before"
@@ -335,7 +316,6 @@ class SheetBroker(Closing):
         return ends
 
     def account(self) -> Account:
-        """See Broker."""
         rows, path = self._rows("account")
         problems: list[Problem] = []
         held: dict[str, float] = {}
@@ -355,7 +335,7 @@ class SheetBroker(Closing):
             free = check.number("available") if text else shares
             if shares < 0.0 or not 0.0 <= free <= shares:
                 check.say("shares", f"{shares:g} shares, {free:g} available", "shares")
-            if symbol and shares and self._is_ours(symbol):
+            if symbol and shares and self._symbols.has(symbol):
                 held[symbol] = shares
                 if free < shares:
                     locked[symbol] = shares - free
@@ -368,37 +348,26 @@ class SheetBroker(Closing):
 
     def check_account(self) -> None:
         """Say how to begin where no account was ever written."""
-        path, table = self._read_report("account")
-        if not table:
+        path = self._report_file("account")
+        if not path.exists():
             raise UsageError(
                 f"{path}: not there. Write what is held now, with the columns symbol and shares, "
                 f"and the money in the row {CASH}; see docs/guide/live.md."
             )
 
-    def _is_ours(self, symbol: str) -> bool:
-        if symbol in self._symbols:
-            return True
-        if symbol not in self._foreign:
-            self._foreign.add(symbol)
-            log.warning(
-                "%s: %s is not in the bundle's universe: it is left out",
-                *(self._directory, shorten(symbol, 40)),
-            )
-        return False
-
-    def _read_report(self, name: str) -> tuple[Path, bool]:
-        """(the user's file of this name, whether it is there)."""
+    def _report_file(self, name: str) -> Path:
+        """The user's file of this name, which may not be there."""
         there = [p for e in ("csv", "json") if (p := self._directory / f"{name}.{e}").exists()]
         if len(there) > 1:
             remedy = "Keep one of them."
             raise _broken([Problem(there[0].name, None, None, f"{there[1].name} too", remedy)])
-        return (there[0], True) if there else (self._directory / f"{name}.csv", False)
+        return there[0] if there else self._directory / f"{name}.csv"
 
     def _rows(self, name: str) -> tuple[list[_Row], Path]:
         """(rows of a file of the user, its path); no file: none, but of the account."""
-        path, table = self._read_report(name)
+        path = self._report_file(name)
         required, optional = _COLUMNS[name]
-        if not table:
+        if not path.exists():
             if name == "account":
                 remedy = "Write what is held now."
                 raise _broken([Problem(path.name, None, None, "not there", remedy)])

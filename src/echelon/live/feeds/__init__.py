@@ -1,36 +1,8 @@
 """Feeds: where bars come from. A feed reads messages and keeps their order and offsets.
 
-    store[:PATH][?speed=60|realtime]   the bars of a store behind the engine's last one
-    file:PATH[?mode=…]                 lines of messages
-    kafka://HOST:PORT/TOPIC[?mode=…]   messages of a topic
-    alpaca                             bars of Alpaca's stream
-
-    mode=once      history up to the last message there is, then the feed ends (default of a file)
-    mode=history   history that goes on: the bars are the only clock
-    mode=live      bars come as they happen: the wall clock says what is late (default of a topic)
-
-A message is one JSON document of schema 1 (`messages`):
-
-    {"schema": 1, "type": "bar", "time": "2020-01-03", "symbol": "AAPL", "open": 74.3, "high": 75.1,
-     "low": 74.1, "close": 74.4, "volume": 146322800.0}
-         one bar, named by its end, or by its day; volume in shares. Also: amount (money), factor
-         (of adjustment), pre_close, st (under special treatment, true or left out). A field that
-         is missing is unknown; a symbol without a message has no bar
-    {"schema": 1, "type": "facts", "time": …, "symbol": …, "member": true, "listed": "1980-12-12",
-     "delisted": "2020-06-01", "reason": "merger"}
-         what becomes known with the bars of this time, of these four any; what was said before
-         holds until it is said otherwise
-    {"schema": 1, "type": "benchmark", "time": …, "level": 3234.85}
-    {"schema": 1, "type": "tick", "time": "2020-01-03T09:31:02.120", "symbol": …, "price": 74.3,
-     "volume": 100.0}
-         a trade, of which bars are made (`ticks`). Also: amount (else price × volume), pre_close
-    {"schema": 1, "type": "close", "time": …}
-         nothing more of this time comes on this source: sent to every partition, it closes the bar
-
-Times are the exchange's own, without an offset. Numbers are JSON's, which hold every bit of a
-float64; NaN and infinity are refused, and so are fields that are not named here, another schema,
-and more than `MAX_BYTES` bytes. What cannot be read becomes a message of the kind `refused`, never
-an error: whoever writes into a topic must not be able to stop the engine.
+docs/guide/live.md has their addresses and the schema of messages (`messages` reads and writes it).
+What cannot be read becomes a message of the kind `refused`, never an error: whoever writes into a
+topic must not be able to stop the engine.
 
 A feed judges nothing but whether a message can be read: the gate decides what passes. Offsets are
 ours (they are kept in the journal), so a bar is taken exactly once whatever dies.
@@ -158,7 +130,6 @@ class Address(NamedTuple):
             raise UsageError(f"{self.scheme}: no option {odd[0]!r}; {there}.")
 
     def mode(self, default: str) -> str:
-        """Of `MODES`."""
         mode = self.options.get("mode", default)
         if mode not in MODES:
             raise UsageError(f"{self.scheme}: mode={mode}: expected one of {', '.join(MODES)}.")
@@ -190,8 +161,9 @@ def publish_bars(
     opener = cast("Callable[[Address], AbstractContextManager[Sink]]", _load(SINKS[address.scheme]))
     sent = 0
     with opener(address) as sink:
-        for _, lines in islice(stored.lines(after), bars):
-            sent += sum(sink.send(symbol, data) for symbol, data in lines)
+        writer = stored.writer(after)
+        for bar_set in islice(stored.sets(after), bars):
+            sent += sum(sink.send(symbol, data) for symbol, data in writer.lines(bar_set))
     return sent
 
 

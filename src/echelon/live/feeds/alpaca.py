@@ -89,7 +89,7 @@ def open_alpaca(address: Address, bundle: Bundle, store: Path) -> AlpacaFeed:
             f"{bundle.path}: its market is {universe['calendar']}; Alpaca has US stocks."
         )
     service = Service(bundle.symbols, which)  # type: ignore[arg-type]
-    anchors = Anchors(StoredBars.from_bundle(bundle, store), bundle.symbols, universe["freq"])
+    stored = StoredBars.from_bundle(bundle, store)
     return AlpacaFeed(
         service,
         Kind(
@@ -98,7 +98,7 @@ def open_alpaca(address: Address, bundle: Bundle, store: Path) -> AlpacaFeed:
             universe["timezone"],
             frozenset(universe["fields"]),
         ),
-        anchors.factors,
+        partial(last_factors, stored, bundle.symbols, universe["freq"]),
     )
 
 
@@ -111,22 +111,18 @@ class Kind(NamedTuple):
     fields: frozenset[str]
 
 
-class Anchors:
-    """The store's last factors."""
-
-    def __init__(self, bars: StoredBars, symbols: Sequence[str], freq: Freq) -> None:
-        self._bars, self._symbols, self._freq = bars, symbols, freq
-
-    def factors(self, after: datetime) -> dict[str, tuple[date, float]]:
-        """Symbol → (day, factor) of its last bar in the store that is not behind `after`."""
-        factors: dict[str, tuple[date, float]] = {}
-        for bars in self._bars.sets(after - timedelta(days=_ANCHOR_DAYS[self._freq])):
-            if bars.time > np.datetime64(after, "us") or bars.factor is None:
-                break
-            day = bars.time.astype("datetime64[us]").item().date()
-            for n in np.flatnonzero(~np.isnan(bars.factor)).tolist():
-                factors[self._symbols[n]] = day, float(bars.factor[n])
-        return factors
+def last_factors(
+    stored: StoredBars, symbols: Sequence[str], freq: Freq, after: datetime
+) -> dict[str, tuple[date, float]]:
+    """Symbol → (day, factor) of its last bar in the store that is not behind `after`."""
+    factors: dict[str, tuple[date, float]] = {}
+    for bars in stored.sets(after - timedelta(days=_ANCHOR_DAYS[freq])):
+        if bars.time > np.datetime64(after, "us") or bars.factor is None:
+            break
+        day = bars.time.astype("datetime64[us]").item().date()
+        for n in np.flatnonzero(~np.isnan(bars.factor)).tolist():
+            factors[symbols[n]] = day, float(bars.factor[n])
+    return factors
 
 
 class Service:
@@ -157,7 +153,6 @@ class Service:
         self._actions = prepare_client(client, seconds, direct=direct)
 
     def close(self) -> None:
-        """Let go of connections."""
         self._bars._session.close()
         self._actions._session.close()
 
@@ -344,7 +339,6 @@ class AlpacaFeed(Closing):
             self._thread.start()
 
     def poll(self, seconds: float) -> list[Message]:
-        """See Feed."""
         if self._kind.freq == "1d":
             return self._poll_days(seconds)
         deadline = time.monotonic() + seconds
@@ -371,7 +365,6 @@ class AlpacaFeed(Closing):
         """There is one source, which is ahead of none."""
 
     def close(self) -> None:
-        """End the stream."""
         self._service.close()
         if self._thread is None:
             return
@@ -438,7 +431,6 @@ class AlpacaFeed(Closing):
         for day in {end.date() for end in ends}:
             self._adjuster.at(day)  # before anything is remembered: this may fail
         for bar in fresh:
-            self._remember(bar)
             self._add(bar)
         messages: list[Message] = []
         for end in ends:
@@ -456,7 +448,6 @@ class AlpacaFeed(Closing):
             return [refuse(SOURCE, self._offset, "malformed", f"a bar of the stream: {error!r}")]
         if bar is None or not self._is_new(bar):
             return []
-        self._remember(bar)
         self._add(bar)
         end = self._end_of(bar.time)
         if bar.time < end:
@@ -497,19 +488,12 @@ class AlpacaFeed(Closing):
             self._service.symbols
         )
 
-    def _remember(self, bar: Bar) -> None:
+    def _add(self, bar: Bar) -> None:
         self._seen.setdefault(bar.time, set()).add(bar.symbol)
         if bar.time > self._last:
             self._last = bar.time
             old = bar.time - 10 * _OVERLAP
             self._seen = {at: came for at, came in self._seen.items() if at > old}
-
-    def _end_of(self, minute: datetime) -> datetime:
-        """End of the bar that a minute belongs to."""
-        step = MINUTES[self._kind.freq]
-        return minute + timedelta(minutes=-minute.minute % step)
-
-    def _add(self, bar: Bar) -> None:
         end = self._end_of(bar.time)
         known = self._buckets.get((end, bar.symbol))
         if known is None:
@@ -522,6 +506,11 @@ class AlpacaFeed(Closing):
                 volume=known.volume + bar.volume,
                 amount=known.amount + bar.amount,
             )
+
+    def _end_of(self, minute: datetime) -> datetime:
+        """End of the bar that a minute belongs to."""
+        step = MINUTES[self._kind.freq]
+        return minute + timedelta(minutes=-minute.minute % step)
 
     def _pop(self, end: datetime) -> list[Bar]:
         keys = sorted(key for key in self._buckets if key[0] == end)

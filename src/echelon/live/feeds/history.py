@@ -21,8 +21,8 @@ from echelon.files import Closing, atomic_file
 from echelon.live.feeds import MAX_BYTES, Address, Message
 from echelon.live.feeds.messages import BarSetWriter, read_message, refuse
 from echelon.serving.bundle import Bundle
+from echelon.serving.engine import bundle_request
 
-_MINUTE = np.timedelta64(1, "m")
 _PLACES = 1 << 21
 """Offsets of a bar set's messages: more than any has."""
 _CHUNK = 1 << 19
@@ -38,28 +38,15 @@ class StoredBars:
     @staticmethod
     def from_bundle(bundle: Bundle, store: Path) -> StoredBars:
         """Those that the bundle was made for."""
-        data, name = bundle.config.data, bundle.universe["dataset"]["name"]
-        opened = Store(store).pin_dataset(name)
-        request = PanelRequest(bundle.symbols, None, None, data.limits, data.delist_after)
-        return StoredBars(opened, name, request)
+        name = bundle.universe["dataset"]["name"]
+        return StoredBars(Store(store).pin_dataset(name), name, bundle_request(bundle))
 
     def sets(self, after: datetime) -> Iterator[BarSet]:
-        """Bar sets."""
         return read_bar_sets(self._store, self._name, self._request, after)
 
     def writer(self, after: datetime) -> BarSetWriter:
-        """What makes messages of the sets."""
         facts = stream_facts(self._store, self._name, self._request, after)
         return BarSetWriter(facts.kind.symbols, facts)
-
-    def lines(self, after: datetime) -> Iterator[tuple[np.datetime64, Iterator[_Line]]]:
-        """(time, its messages) of each set."""
-        writer = self.writer(after)
-        for bars in self.sets(after):
-            yield bars.time, writer.lines(bars)
-
-
-_Line = tuple[str | None, bytes]
 
 
 def open_store(address: Address, bundle: Bundle, store: Path) -> StoreFeed:
@@ -174,7 +161,6 @@ class FileFeed(Closing):
         self._skip_lines(self._file, self._line)
 
     def poll(self, seconds: float) -> list[Message]:
-        """The messages of some lines."""
         assert self._file is not None, "start comes first"
         deadline = time.monotonic() + seconds
         while not (data := self._file.read(_CHUNK)):
@@ -198,7 +184,6 @@ class FileFeed(Closing):
         """There is one source, which is ahead of none."""
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

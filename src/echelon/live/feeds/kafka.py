@@ -87,7 +87,6 @@ class TopicAddress(NamedTuple):
 
     @classmethod
     def parse(cls, address: Address) -> TopicAddress:
-        """The place of an address."""
         if "@" in address.place:
             raise UsageError(
                 "kafka: users and passwords are taken from the environment variable ECHELON_KAFKA "
@@ -102,7 +101,6 @@ class TopicAddress(NamedTuple):
         return f"kafka://{self.server}/{self.topic}"
 
     def settings(self) -> dict[str, Any]:
-        """Of any client."""
         return {
             "bootstrap.servers": self.server,
             "allow.auto.create.topics": False,
@@ -139,8 +137,6 @@ def open_kafka(address: Address, _bundle: Bundle, _store: Path) -> KafkaFeed:
 
 
 class _Source:
-    """A partition that is read."""
-
     def __init__(self, name: str, partition: int, offset: int | None) -> None:
         self.name, self.partition = name, partition
         self.next = offset
@@ -227,7 +223,6 @@ class KafkaFeed(Closing):
                 (self._consumer.pause if held else self._consumer.resume)(place)
 
     def close(self) -> None:
-        """Leave the broker."""
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
@@ -348,13 +343,9 @@ class KafkaFeed(Closing):
 
     def _bounds_of(self, partition: int) -> tuple[int, int]:
         """(offset of the first message, offset behind the last)."""
-        place = TopicPartition(self._place.topic, partition)
-
-        def ask(seconds: float) -> tuple[int, int]:
-            first, end = self._consumer.get_watermark_offsets(place, timeout=seconds)
-            return int(first), int(end)
-
-        return self._ask(ask)
+        place, ask = TopicPartition(self._place.topic, partition), self._consumer
+        first, end = self._ask(lambda s: ask.get_watermark_offsets(place, timeout=s))
+        return int(first), int(end)
 
     def _add_partitions(self, count: int, offsets: Mapping[str, int]) -> None:
         new = []
@@ -400,7 +391,6 @@ class KafkaSink:
         )
 
     def send(self, symbol: str | None, data: bytes) -> int:
-        """Send one message; of None to every partition."""
         if symbol is None:
             targets = range(self._partitions)
         else:
@@ -441,7 +431,6 @@ class KafkaSink:
             )
 
     def _make_topic(self, partitions: int) -> int:
-        """The number of its partitions."""
         admin = AdminClient(self._place.settings(), logger=_client_log)
         try:
             topics = admin.list_topics(timeout=_ANSWER_SECONDS).topics

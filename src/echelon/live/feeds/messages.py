@@ -143,7 +143,6 @@ class BarSetWriter:
         yield "close", {}
 
     def lines(self, bars: BarSet) -> Iterator[tuple[str | None, bytes]]:
-        """(symbol, bytes) of each message of a set; None: for every partition."""
         head = {"schema": SCHEMA}
         time = str(bars.time.astype("datetime64[us]").item()).replace(" ", "T")
         for kind, body in self.bodies(bars):

@@ -80,13 +80,16 @@ def leads(split: SplitData, words: Words) -> list[str]:
     return [lead(split, words, name) for name in ("sharpe_annual", "total_return")]
 
 
-def headlines(split: SplitData, words: Words) -> list[Headline]:
-    """The headline measures: the agent large, what it is held to below."""
+def headlines(
+    split: SplitData, words: Words, held_to: Mapping[str, bool] | None = None
+) -> list[Headline]:
+    """The headline measures: the agent large, what it is held to (as of `rivals`) below."""
     items = []
+    others_by_key = rivals(split) if held_to is None else held_to
     for name in HEADLINES:
         label, agent = LABELS[name], split.evaluation.over_seeds(name)
         others = {}
-        for key, best in rivals(split).items():
+        for key, best in others_by_key.items():
             title = words.name(key)
             shown = words("best_short", name=title) if best else title
             others[shown] = label.format(split.evaluation.baselines[key][name])
