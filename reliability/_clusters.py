@@ -33,7 +33,10 @@ class Nodes:
     def __init__(self, cpus: Sequence[int]) -> None:
         from ray.cluster_utils import Cluster
 
-        self._common: dict[str, Any] = {"node_ip_address": "127.0.0.1", "object_store_memory": STORE}
+        self._common: dict[str, Any] = {
+            "node_ip_address": "127.0.0.1",
+            "object_store_memory": STORE,
+        }
         head = {"num_cpus": cpus[0], "include_dashboard": False, **self._common}
         self._cluster: Any = Cluster(True, head_node_args=head, shutdown_at_exit=False)
         self.address: str = self._cluster.address
