@@ -20,7 +20,7 @@ from test_walkforward import FOLDS, MONTHS
 from echelon.cli import batch
 from echelon.cli import train as train_command
 from echelon.errors import DamagedError
-from echelon.live.http import metrics_route, serve
+from echelon.live.http import Server, metrics_route
 from echelon.monitoring.metrics import LIVE, METRICS, Metrics
 from echelon.monitoring.training import training_metrics
 from echelon.runs.metrics import LOG, LogTail, MetricLog, read_metrics
@@ -222,7 +222,7 @@ def test_end_of_a_training_waits_for_who_reads_regularly_and_for_nobody_else() -
     finished = threading.Event()
     metrics = Metrics("training")
     read = []
-    with serve(metrics_route(metrics), TOKEN, 0) as server:
+    with Server(metrics_route(metrics), TOKEN, 0) as server:
         server.wait_for_reader()
         _scrape(server.port)
         server.wait_for_reader()  # who looked once may never come again
