@@ -320,6 +320,12 @@ def until(said: Any, seconds: float = 180.0) -> Any:
     return answer
 
 
+def scraped(url: str, job: str, begin: float) -> bool:
+    """Whether Prometheus has read a job."""
+    answers = ask(url, f'up{{job="{job}"}}', begin, time.time())
+    return any(value == 1.0 for series in answers for _, value in series.points)
+
+
 def post_bars(port: int, body: Mapping[str, Any]) -> bool:
     """Whether the decision service has answered bars."""
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
@@ -397,6 +403,7 @@ def test_every_panel_has_data_of_a_real_engine_and_alerts_arrive(
             command(*train, *place) as training,
             command(*serve, "--port", str(ports["decisions"]), "--state", str(tmp_path / "state")),
         ):
+            until(lambda: scraped(up.url, "decisions", begin))  # an increase needs a zero before
             until(lambda: post_bars(ports["decisions"], body))
             trade(served, tmp_path / "live.db", ports["engine"], since)
             assert training.wait(300) == 0
