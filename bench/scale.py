@@ -1,7 +1,7 @@
 """What Ray costs, and what more nodes would bring: `python -m bench.scale`.
 
-1. **Overhead.** Two trainings of some length, one and two at a time, by local processes and by
-   actors of a cluster on this machine; Ray's own start is counted by itself.
+1. **Overhead.** Two trainings of about a minute, one and two at a time, by local processes and by
+   actors of a cluster on this machine, in turns. The cluster is there already.
 2. **Model.** A hierarchy's round, measured: seconds of a member's work, seconds of the
    coordinator's, bytes between them. From these, the time of a round on more nodes:
 
@@ -21,11 +21,12 @@ import math
 import os
 import platform
 import shutil
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from echelon.config import load_config, override_config
 from echelon.features import prepare
 from echelon.training.loop import CHECKPOINTS
 from echelon.training.run import SeedJob, Training, load_worlds, ready, seed_directory, train_seeds
+from echelon.workers import Engine, use_engine
 from reliability._clusters import bare_world
 
 NETWORK = 1.25e9
@@ -55,40 +57,54 @@ class Round:
     shared: int
 
 
-def overhead(bare: Path, steps: int) -> list[dict[str, float | int | str]]:
-    """Seconds of two trainings, by engine and number at a time."""
+def overhead(bare: Path, steps: int, repeats: int) -> list[dict[str, float | int | str]]:
+    """Seconds of two trainings, by engine and number at a time, the engines taking turns."""
     lines: list[dict[str, float | int | str]] = []
-    for engine in ("local", "ray"):
-        begun = time.perf_counter()
-        with ExitStack() as stack:
-            if engine == "ray":
-                stack.enter_context(ray_engine("local", 1, _MEMORY))
-            start = time.perf_counter() - begun
-            for workers in (1, 2):
-                place = bare.parent / f"{engine}-{workers}"
-                shutil.copytree(bare, place)
-                os.chdir(place)
-                config = override_config(
-                    load_config(Path("flat.yaml"), []),
-                    [
-                        *(
-                            f"train.{key}_steps={steps}"
-                            for key in ("total_env", "checkpoint_every")
-                        ),
-                        f"train.validate_every_steps={steps // 4}",
-                    ],
-                )
-                run = place / "run"
-                prepare(config, run)
-                jobs = [SeedJob(config, run, seed) for seed in (1, 2)]
-                begun = time.perf_counter()
-                train_seeds(jobs, workers=workers, on_progress=lambda _: None).all_or_raise()
-                seconds = round(time.perf_counter() - begun, 2)
-                lines.append(
-                    {"engine": engine, "workers": workers, "seconds": seconds, "start": start}
-                )
-                print(json.dumps(lines[-1]), flush=True)
+    with ray_engine("local", 1, _MEMORY) as ray:
+        for turn in range(repeats):
+            for workers in (2, 1):
+                for name, engine in (("local", Engine()), ("ray", ray)):
+                    with use_engine(engine):
+                        seconds = _two_trainings(
+                            bare, bare.parent / f"{name}-{workers}-{turn}", steps, workers
+                        )
+                    lines.append({"engine": name, "workers": workers, "seconds": seconds})
+                    print(json.dumps(lines[-1]), flush=True)
     return lines
+
+
+def _two_trainings(bare: Path, place: Path, steps: int, workers: int) -> float:
+    shutil.copytree(bare, place)
+    os.chdir(place)
+    config = override_config(
+        load_config(Path("flat.yaml"), []),
+        [
+            *(f"train.{key}_steps={steps}" for key in ("total_env", "checkpoint_every")),
+            f"train.validate_every_steps={steps // 4}",
+        ],
+    )
+    run = place / "run"
+    prepare(config, run)
+    jobs = [SeedJob(config, run, seed) for seed in (1, 2)]
+    begun = time.perf_counter()
+    train_seeds(jobs, workers=workers, on_progress=lambda _: None).all_or_raise()
+    return round(time.perf_counter() - begun, 2)
+
+
+def slower(lines: Sequence[dict[str, float | int | str]], workers: int) -> float:
+    """Median over turns of Ray's seconds over local processes', less one."""
+    of = {
+        name: [
+            float(line["seconds"])
+            for line in lines
+            if line["engine"] == name and line["workers"] == workers
+        ]
+        for name in ("local", "ray")
+    }
+    return (
+        statistics.median(away / here for here, away in zip(of["local"], of["ray"], strict=True))
+        - 1.0
+    )
 
 
 def rounds(bare: Path, members: int, actors: int, n: int) -> Round:
@@ -139,18 +155,24 @@ def predict(alone: Round, away: Round, members: int, nodes: int, cpus: int) -> f
 def main(argv: Sequence[str] = ()) -> int:
     """Measure, and write what was measured."""
     parser = argparse.ArgumentParser(prog="bench.scale", description=__doc__)
-    parser.add_argument("--steps", type=int, default=200_000, help="of a training")
+    parser.add_argument("--steps", type=int, default=700_000, help="of a training")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", choices=("overhead", "rounds"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, default=Path(".bench/scale.json"))
     given = parser.parse_args(argv)
     output = given.output.resolve()
     with tempfile.TemporaryDirectory() as scratch:
         bare = bare_world(Path(scratch, "bare"))
-        lines = overhead(bare, given.steps)
-        measured = [rounds(bare, members, actors, given.rounds) for members, actors in SIZES]
+        lines, measured = [], []
+        if given.only != "rounds":
+            lines = overhead(bare, given.steps, given.repeats)
+        if given.only != "overhead":
+            measured = [rounds(bare, members, actors, given.rounds) for members, actors in SIZES]
     tree = {
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs",
         "overhead": lines,
+        "Ray slower by": {w: round(slower(lines, w), 3) for w in (1, 2) if lines},
         "rounds": [asdict(own) for own in measured],
         "predicted": {
             f"{members} members, {nodes} nodes of 2 CPUs": round(
@@ -158,6 +180,7 @@ def main(argv: Sequence[str] = ()) -> int:
             )
             for members in (5, 32)
             for nodes in (1, 2, 4, 8, 16, 32, 64)
+            if measured
         },
     }
     output.parent.mkdir(parents=True, exist_ok=True)
