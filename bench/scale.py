@@ -1,7 +1,7 @@
 """What Ray costs, and what more nodes would bring: `python -m bench.scale`.
 
-1. **Overhead.** Two trainings of about a minute, one and two at a time, by local processes and by
-   actors of a cluster on this machine, in turns. The cluster is there already.
+1. **Overhead.** Two trainings of about a minute side by side, by local processes and by actors of
+   a cluster on this machine, in turns. The cluster is there already.
 2. **Model.** A hierarchy's round, measured: seconds of a member's work, seconds of the
    coordinator's, bytes between them. From these, the time of a round on more nodes:
 
@@ -57,23 +57,20 @@ class Round:
     shared: int
 
 
-def overhead(bare: Path, steps: int, repeats: int) -> list[dict[str, float | int | str]]:
-    """Seconds of two trainings, by engine and number at a time, the engines taking turns."""
-    lines: list[dict[str, float | int | str]] = []
+def overhead(bare: Path, steps: int, repeats: int) -> list[dict[str, float | str]]:
+    """Seconds of two trainings side by side, by engine, the engines taking turns."""
+    lines: list[dict[str, float | str]] = []
     with ray_engine("local", 1, _MEMORY) as ray:
         for turn in range(repeats):
-            for workers in (2, 1):
-                for name, engine in (("local", Engine()), ("ray", ray)):
-                    with use_engine(engine):
-                        seconds = _two_trainings(
-                            bare, bare.parent / f"{name}-{workers}-{turn}", steps, workers
-                        )
-                    lines.append({"engine": name, "workers": workers, "seconds": seconds})
-                    print(json.dumps(lines[-1]), flush=True)
+            for name, engine in (("local", Engine()), ("ray", ray)):
+                with use_engine(engine):
+                    seconds = _two_trainings(bare, bare.parent / f"{name}-{turn}", steps)
+                lines.append({"engine": name, "seconds": seconds})
+                print(json.dumps(lines[-1]), flush=True)
     return lines
 
 
-def _two_trainings(bare: Path, place: Path, steps: int, workers: int) -> float:
+def _two_trainings(bare: Path, place: Path, steps: int) -> float:
     shutil.copytree(bare, place)
     os.chdir(place)
     config = override_config(
@@ -87,18 +84,14 @@ def _two_trainings(bare: Path, place: Path, steps: int, workers: int) -> float:
     prepare(config, run)
     jobs = [SeedJob(config, run, seed) for seed in (1, 2)]
     begun = time.perf_counter()
-    train_seeds(jobs, workers=workers, on_progress=lambda _: None).all_or_raise()
+    train_seeds(jobs, workers=2, on_progress=lambda _: None).all_or_raise()
     return round(time.perf_counter() - begun, 2)
 
 
-def slower(lines: Sequence[dict[str, float | int | str]], workers: int) -> float:
+def slower(lines: Sequence[dict[str, float | str]]) -> float:
     """Median over turns of Ray's seconds over local processes', less one."""
     of = {
-        name: [
-            float(line["seconds"])
-            for line in lines
-            if line["engine"] == name and line["workers"] == workers
-        ]
+        name: [float(line["seconds"]) for line in lines if line["engine"] == name]
         for name in ("local", "ray")
     }
     return (
@@ -172,7 +165,7 @@ def main(argv: Sequence[str] = ()) -> int:
     tree = {
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs",
         "overhead": lines,
-        "Ray slower by": {w: round(slower(lines, w), 3) for w in (1, 2) if lines},
+        "Ray slower by": round(slower(lines), 3) if lines else None,
         "rounds": [asdict(own) for own in measured],
         "predicted": {
             f"{members} members, {nodes} nodes of 2 CPUs": round(
