@@ -633,6 +633,7 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "walk_forward.embargo_bars": ("walk_forward.embargo_bars=0", _folds),
     "walk_forward.partial": ("walk_forward.partial=true", _folds),
     "experts.n_experts": ("experts.n_experts=3", _round),
+    "experts.rules": ("experts.rules=[equal_weight]", _round),
     "experts.skill_dim": ("experts.skill_dim=4", _round),
     "experts.mi_reward_weight": ("experts.mi_reward_weight=1", _informed),
     "experts.mi_estimator": ("experts.mi_estimator=diayn", _informed),

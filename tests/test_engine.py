@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,6 +84,42 @@ def test_ensemble_of_hierarchies_and_adapters_equal_their_backtests(
     for known in (several, adapted):
         done = replay(known.bundle, known.store, known.world, known.rows(8))
         assert done.differences == ()
+
+
+DESK = (
+    "experts.rules=[min_variance, momentum]",
+    "eval.rebalance_bars=5",
+    "eval.estimation_bars=15",
+)
+"""Rules on the desk, which rebalance within the bars that are compared."""
+
+
+@pytest.mark.parametrize(
+    "routed",
+    [
+        pytest.param((), id="select"),
+    ],
+)
+@pytest.mark.parametrize("market", ["daily", "1d"])
+def test_hierarchy_with_rules_on_the_engine_equals_its_backtest(
+    tmp_path: Path, bars_file: Path, market: str, routed: tuple[str, ...]
+) -> None:
+    if market == "daily":
+        ensemble = ExportRequest(ensemble=True)
+        known = daily(tmp_path, bars_file, "HIERARCHY", ensemble, *DESK, *routed, seeds=(1, 2))
+    else:
+        known = a_share(tmp_path, market, "HIERARCHY", None, *DESK, *routed)
+    done = replay(known.bundle, known.store, known.world, known.rows(14))
+    assert done.differences == ()
+    assert done.orders > 0
+    kinds = [expert["kind"] for expert in _hierarchy_spec(known)["experts"]]
+    assert kinds == ["weights"] * 3 + ["rule"] * 2
+
+
+def _hierarchy_spec(known: Served) -> Any:
+    """Of the first hierarchy in a bundle."""
+    spec = json.loads((known.bundle.path / "policy.json").read_text())
+    return spec["members"][0] if spec["kind"] == "ensemble" else spec
 
 
 @pytest.mark.parametrize("rule", RULES)

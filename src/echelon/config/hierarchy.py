@@ -8,11 +8,20 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from echelon.config._base import Section
-from echelon.config.agents import Fraction
+from echelon.config.agents import Baseline, Fraction
 from echelon.types import MOST_PROCESSES
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Discount = Annotated[float, Field(ge=0, lt=1)]
+
+
+_NO_EXPERTS = {
+    "benchmark": "it is an index, which nobody trades",
+    "buy_and_hold": "it is what a book did once, not what it should hold now",
+    "cash": "the router may choose cash anyway",
+    "random": "it decides by lot",
+}
+"""Baselines that no router can put in charge."""
 
 
 class SharingConfig(Section):
@@ -63,6 +72,20 @@ class ExpertsConfig(Section):
     """Share of every bar that is spread over all experts."""
     sharing: SharingConfig = SharingConfig()
     """Replay that the experts share."""
+    rules: tuple[Baseline, ...] = ()
+    """Baselines that join as experts which do not learn, such as equal_weight or hrp, under the
+    settings of `eval`."""
+
+    @property
+    def count(self) -> int:
+        """Of all whom the router can put in charge: the learned ones, then the rules."""
+        return self.n_experts + len(self.rules)
+
+    def _contradictions(self) -> Iterator[str]:
+        for name in sorted(_NO_EXPERTS.keys() & set(self.rules)):
+            yield f"experts.rules: {name} is no expert: {_NO_EXPERTS[name]}. Leave it out"
+        if len(set(self.rules)) < len(self.rules):
+            yield f"experts.rules = {list(self.rules)} names a rule twice. Name each once"
 
 
 class MetaRouterConfig(Section):

@@ -61,6 +61,7 @@ from echelon.population.reference_policies import (
     expert_key,
 )
 from echelon.population.router_task import MarketView
+from echelon.population.rule_expert import RuleExpert
 from echelon.risk.events import RiskEvent, RiskLog, alert_of
 from echelon.risk.portfolio import MONTH, PortfolioHalt, TurnoverLimit
 from echelon.states import State, below_prefix, copy_state, match_state, with_prefix
@@ -128,7 +129,11 @@ class HierarchyPolicy:
         hedge = HierarchyPolicy(
             self.experts, HedgeRouter(), self.config, self.seed, f"{self.name}, hedge"
         )
-        return {HEDGE: hedge} | {expert_key(k): expert for k, expert in enumerate(self.experts)}
+        singles = {
+            expert_key(k, expert.name if isinstance(expert, RuleExpert) else ""): expert
+            for k, expert in enumerate(self.experts)
+        }
+        return {HEDGE: hedge} | singles
 
     @property
     def lookback(self) -> int:

@@ -7,7 +7,8 @@ Reference policies are policies made of an agent's own parts (is the whole worth
 
     hedge           Fixed-Share over a hierarchy's experts, in the router's place: the same
                     decisions' rhythm, risk control and switching costs
-    expert-0, …     each of its experts by itself, with no router and no risk control above it
+    expert-0, …     each of its experts by itself, with no router and no risk control above it; of
+                    a rule with its name, expert-5-hrp
 
 They are backtested on the same window, but not chosen beforehand: no verdict rests on them.
 
@@ -113,13 +114,14 @@ def reference_policies_of(policy: object) -> Mapping[str, Policy]:
     return policy.reference_policies() if isinstance(policy, Accompanied) else {}
 
 
-def expert_key(number: int) -> str:
-    return f"{_EXPERT}{number}"
+def expert_key(number: int, rule: str = "") -> str:
+    """Of the expert of this number; rule: what it is called, where it is one that does not learn"""
+    return f"{_EXPERT}{number}{rule and f'-{rule}'}"
 
 
 def sort_reference_policies(names: Iterable[str]) -> list[str]:
     """The hedge, then the experts by number."""
-    return sorted(names, key=lambda n: int(n.removeprefix(_EXPERT)) if is_expert_key(n) else -1)
+    return sorted(names, key=lambda n: int(n.split("-")[1]) if is_expert_key(n) else -1)
 
 
 def is_expert_key(name: str) -> bool:

@@ -37,6 +37,7 @@ from echelon.population.policy import HierarchyPolicy
 from echelon.population.reference_policies import HedgeRouter, RouterPolicy
 from echelon.population.router import Router
 from echelon.population.router_task import observation_space
+from echelon.population.rule_expert import RuleExpert
 from echelon.serving.policies import (
     GRAPH_INPUTS,
     ActorSpec,
@@ -45,6 +46,7 @@ from echelon.serving.policies import (
     HierarchySpec,
     PolicySpec,
     RouterSpec,
+    RuleSpec,
 )
 
 _EXAMPLE = {"B": 2, "N": 3}
@@ -126,6 +128,10 @@ class PolicySplit:
         encoder = self._add_encoder(policy.encoder)
         actor = self._add("actor", ExpertActorGraph(policy.actor))
         return {"kind": "weights", "name": policy.name, "encoder": encoder, "actor": actor}
+
+    @describe.register
+    def _describe_rule(self, policy: RuleExpert) -> RuleSpec:
+        return {"kind": "rule", "name": policy.name}
 
     @describe.register
     def _describe_hierarchy(self, policy: HierarchyPolicy) -> HierarchySpec:
@@ -252,7 +258,7 @@ def _quietly() -> Iterator[None]:
 def _examples(config: Config, n_features: int) -> Mapping[tuple[str, str], Tensor]:
     """(kind, input) → an example of it."""
     b, n = _EXAMPLE["B"], _EXAMPLE["N"]
-    n_experts, yes = config.experts.n_experts, torch.ones(b, n, dtype=torch.bool)
+    n_experts, yes = config.experts.count, torch.ones(b, n, dtype=torch.bool)
     book = {"weights": torch.rand(b, n) / n, "cash": torch.rand(b), "present": yes}
     actor = {"z": torch.randn(b, n, config.model.d_model), **book}
     space = observation_space(n_experts, config.meta_router.horizons)

@@ -24,6 +24,7 @@ from echelon.market import Reason
 from echelon.monitoring.drift import Expectation, Pairs, market_return, pairs_of_backtest
 from echelon.monitoring.guard import MOST_ROWS, Reference
 from echelon.population.policy import HierarchyPolicy
+from echelon.population.rule_expert import RuleExpert
 from echelon.serving.policies import OnnxPolicy, WindowEncoder
 from echelon.states import below_prefix, with_prefix
 from echelon.types import Bools, Floats32
@@ -46,7 +47,8 @@ def shared_encoder(policy: Policy) -> WindowEncoder | None:
     if isinstance(policy, EnsemblePolicy):
         return shared_encoder(policy.members[0])
     if isinstance(policy, HierarchyPolicy):
-        encoders = [shared_encoder(expert) for expert in policy.experts]
+        learned = [expert for expert in policy.experts if not isinstance(expert, RuleExpert)]
+        encoders = [shared_encoder(expert) for expert in learned]
         return encoders[0] if all(own is encoders[0] for own in encoders) else None
     return policy.encoder if isinstance(policy, OnnxPolicy) else None
 
