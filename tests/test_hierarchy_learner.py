@@ -171,7 +171,7 @@ def test_a_loaded_hierarchy_trades_as_the_one_that_was_trained(
 def test_the_routers_settings_are_tried_and_put_into_it(world: World, tmp_path: Path) -> None:
     learner = trained(make_learner(world, tmp_path), 4)
     values = learner.router_evolution.values
-    assert learner.router.model.learning_rate == pytest.approx(values["router_lr"])
+    assert learner.router.ppo.lr == pytest.approx(values["router_lr"])
     usual = learner.config.meta_router
     # Evolution multiplies what adaptation has made of λ, here in one rollout.
     spread = learner.router.incentive.usage.entropy()
@@ -184,7 +184,7 @@ def test_the_routers_settings_are_tried_and_put_into_it(world: World, tmp_path: 
     assert ("propose", "router") in [(event.kind, event.who) for event in learner._events]
     learner.close()
     still = trained(make_learner(world, tmp_path, "trainer.evolution.enabled=false"), 4)
-    assert still.router.model.learning_rate == usual.lr
+    assert still.router.ppo.lr == usual.lr
     still.close()
 
 

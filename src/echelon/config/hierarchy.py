@@ -89,7 +89,7 @@ class ExpertsConfig(Section):
 
 
 class MetaRouterConfig(Section):
-    """The router: MaskablePPO over the experts and cash."""
+    """The router: PPO with masks over the experts and cash."""
 
     every_bars: PositiveInt = 5
     """Bars between its decisions."""
@@ -97,6 +97,14 @@ class MetaRouterConfig(Section):
     """Trailing bars over which it sees the experts' books and the market."""
     window_share: Share = 0.3
     """Last part of the train window, kept from the experts: the router learns on it."""
+    command: Literal["select", "blend"] = "select"
+    """select: the most probable expert is in charge; blend: the mix of all experts' targets is
+    held, in the proportions of their probabilities, by one list of trades."""
+    prior: Literal["none", "fixed_share"] = "none"
+    """fixed_share: it starts at the fixed-share rule, sees its log weights, and learns what to add
+    to them; none: it starts from nothing."""
+    prior_kl: NonNegativeFloat = 0.01
+    """Weight of the penalty on KL(policy ‖ prior) in its loss."""
     kl_lambda: NonNegativeFloat = 0.1
     """Weight λ of the KL bonus, at first; 0: there is none, and λ stays 0."""
     kl_lambda_max: NonNegativeFloat = 0.2

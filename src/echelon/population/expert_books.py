@@ -37,6 +37,7 @@ from echelon.envs.books import RUIN, Books
 from echelon.envs.world import World
 from echelon.errors import ConfigError, DataError, StoreError
 from echelon.market import Rows
+from echelon.population.reference_policies import HedgeRouter
 from echelon.population.router_task import ExpertView, Trail, market_view
 from echelon.risk.cvar import CvarGuard, CvarVerdict
 from echelon.risk.drawdown import DrawdownGuard, DrawdownVerdict
@@ -202,6 +203,7 @@ class ExpertStanding:
         self._enabled = config.risk.enabled
         self._trail = Trail(n_places, n_experts, config.meta_router.horizons)
         self._limit = config.risk.drawdown_limit
+        self._prior = HedgeRouter() if config.meta_router.prior != "none" else None
         self.drawdown = DrawdownGuard(n_places, n_experts + 1, n_experts, config.risk)
         self.cvar = CvarGuard(self.shape, config.risk)
         self._value: Floats = np.ones(self.shape)
@@ -222,6 +224,8 @@ class ExpertStanding:
         self.returns = np.where(begins, 0.0, value / worth - 1.0)
         self._value = value.copy()
         self._trail.push(value / self._first, fresh)
+        if self._prior is not None:
+            self._prior.follow(self.returns, fresh)
         if fresh.any():
             self.drawdown.restart(fresh)
         cash = np.ones((len(value), 1))
@@ -236,6 +240,8 @@ class ExpertStanding:
         parts = with_prefix("trail.", self._trail.state())
         parts |= with_prefix("drawdown.", self.drawdown.flat_state())
         parts |= with_prefix("cvar.", self.cvar.flat_state())
+        if self._prior is not None:
+            parts |= with_prefix("prior.", self._prior.memory())
         return parts | copy_state(self._marks())
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -243,6 +249,8 @@ class ExpertStanding:
         self._trail.restore(below_prefix("trail.", state))
         self.drawdown.restore_flat(below_prefix("drawdown.", state))
         self.cvar.restore_flat(below_prefix("cvar.", state))
+        if self._prior is not None:
+            self._prior.recall(below_prefix("prior.", state))
         self._value, self._first, self._lost, self.returns = marks.values()
 
     def _marks(self) -> State:
@@ -269,8 +277,12 @@ class ExpertStanding:
         """What the router sees of the experts."""
         relative, level = self._trail.returns()
         lost = np.nan_to_num(self._lost, nan=1.0) / self._limit
+        trust = np.zeros((len(lost), 0)) if self._prior is None else np.log(self._prior.trust)
         return ExpertView(
-            relative, level, lost.astype(np.float32), self.allowed, self.scale.astype(np.float32)
+            relative,
+            level,
+            *(lost.astype(np.float32), self.allowed, self.scale.astype(np.float32)),
+            trust.astype(np.float32),
         )
 
 
@@ -341,6 +353,7 @@ def _walk(books: ExpertBooks, plan: _Pieces, config: Config) -> ExpertView:
         np.zeros((n_rows, n_experts), dtype=np.float32),
         np.ones((n_rows, n_experts), dtype=np.bool_),
         np.ones((n_rows, n_experts), dtype=np.float32),
+        np.zeros((n_rows, n_experts * (config.meta_router.prior != "none")), dtype=np.float32),
     )
     standing = ExpertStanding(n_places, n_experts, config)
     nobody = np.full(n_places, -1, dtype=np.int64)

@@ -29,6 +29,8 @@ from echelon.states import State, copy_state
 from echelon.types import Bools, Floats, Floats32, Ints
 
 HEDGE = "hedge"
+HEDGE_RATE, HEDGE_SHARE = 60.0, 0.004
+"""Of the rule: how fast trust follows returns, and how much of it is spread again at each bar."""
 _EXPERT = "expert-"
 
 
@@ -70,7 +72,7 @@ class HedgeRouter:
     A small share is spread again at every bar: an expert that was bad for long can soon be back.
     """
 
-    def __init__(self, *, rate: float = 60.0, share: float = 0.004) -> None:
+    def __init__(self, *, rate: float = HEDGE_RATE, share: float = HEDGE_SHARE) -> None:
         self._rate = rate
         self._share = share
         self.trust: Floats = np.zeros((0, 0))
@@ -90,6 +92,12 @@ class HedgeRouter:
         may = allowed[:, :cash]
         best = np.where(may, self.trust, -1.0).argmax(axis=1)
         return np.asarray(np.where(may.any(axis=1), best, cash), dtype=np.int64)
+
+    def probabilities(self, obs: Floats32, allowed: Bools) -> Floats:
+        """[E,K+1] the trust in those allowed, shared out; all cash where nobody is."""
+        trusted = np.where(allowed[:, :-1], self.trust, 0.0)
+        shares = np.column_stack([trusted, ~allowed[:, :-1].any(axis=1)])
+        return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
     def memory(self) -> State:
         return copy_state({"trust": self.trust})

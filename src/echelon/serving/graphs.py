@@ -36,7 +36,7 @@ from echelon.models.expert import ExpertActor, ExpertObs
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.reference_policies import HedgeRouter, RouterPolicy
 from echelon.population.router import Router
-from echelon.population.router_task import observation_space
+from echelon.population.router_task import observation_size
 from echelon.population.rule_expert import RuleExpert
 from echelon.serving.policies import (
     GRAPH_INPUTS,
@@ -90,13 +90,10 @@ class RouterGraph(nn.Module):
 
     def __init__(self, router: Router) -> None:
         super().__init__()
-        policy = router.model.policy
-        self.features, self.layers = policy.pi_features_extractor, policy.mlp_extractor.policy_net
-        self.last = policy.action_net
+        self.net = router.net
 
     def forward(self, obs: Tensor, allowed: Tensor) -> Tensor:
-        logits: Tensor = self.last(self.layers(self.features(obs)))
-        return torch.where(allowed, logits, MASKED)
+        return torch.where(allowed, self.net.logits(obs), MASKED)
 
 
 class PolicySplit:
@@ -261,14 +258,13 @@ def _examples(config: Config, n_features: int) -> Mapping[tuple[str, str], Tenso
     n_experts, yes = config.experts.count, torch.ones(b, n, dtype=torch.bool)
     book = {"weights": torch.rand(b, n) / n, "cash": torch.rand(b), "present": yes}
     actor = {"z": torch.randn(b, n, config.model.d_model), **book}
-    space = observation_space(n_experts, config.meta_router.horizons)
-    assert space.shape is not None
+    n_obs = observation_size(n_experts, config.meta_router)
     trees: Mapping[str, Mapping[str, Tensor]] = {
         "encoder": {"x": torch.randn(b, config.window, n, n_features)},
         "flat": {**actor, "allowed": torch.ones(b, n, N_ACTIONS, dtype=torch.bool)},
         "expert": actor,
         "router": {
-            "obs": torch.randn(b, *space.shape),
+            "obs": torch.randn(b, n_obs),
             "allowed": torch.ones(b, n_experts + 1, dtype=torch.bool),
         },
     }
