@@ -98,6 +98,9 @@ DESK = (
     "routed",
     [
         pytest.param((), id="select"),
+        pytest.param(
+            ("meta_router.prior=fixed_share", "meta_router.command=blend"), id="prior-blend"
+        ),
     ],
 )
 @pytest.mark.parametrize("market", ["daily", "1d"])

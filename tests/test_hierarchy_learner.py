@@ -214,7 +214,7 @@ def test_a_gap_between_the_windows_is_gone_through(tmp_path: Path) -> None:
 def test_rows_go_to_whom_the_router_finds_probable() -> None:
     nobody = math.nan
     found = np.array([[0.6, 0.2, 0.2], [0.0, 0.0, 1.0], [0.5, 0.5, 0.0], [nobody, nobody, nobody]])
-    weights = routed_weights(found, floor=0.1)
+    weights = routed_weights(found[:, :2], floor=0.1)
     # 0.9 · 2 · (3/4, 1/4) + 0.1; where it wants cash, and where it was not asked, all are alike.
     np.testing.assert_allclose(weights, [[1.45, 1.0, 1.0, 1.0], [0.55, 1.0, 1.0, 1.0]], rtol=1e-6)
 

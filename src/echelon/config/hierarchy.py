@@ -95,6 +95,8 @@ class MetaRouterConfig(Section):
     """Bars between its decisions."""
     horizons: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (5, 20, 40, 120)
     """Trailing bars over which it sees the experts' books and the market."""
+    macro: NonNegativeInt = 0
+    """So many of the last features, which are the exogenous series, it sees too."""
     window_share: Share = 0.3
     """Last part of the train window, kept from the experts: the router learns on it."""
     command: Literal["select", "blend"] = "select"
@@ -114,9 +116,9 @@ class MetaRouterConfig(Section):
     entropy_floor: Fraction = 0.4
     """Least entropy of usage, as a share of log K, that λ adapts to keep."""
     ent_coef: NonNegativeFloat = 0.01
-    """Entropy coefficient of MaskablePPO."""
+    """Entropy coefficient of PPO."""
     lr: PositiveFloat = 3.0e-4
-    """Learning rate of MaskablePPO."""
+    """Learning rate of PPO."""
     gamma: Discount = 0.99
     """Discount per decision."""
     gae_lambda: Fraction = 0.95

@@ -38,7 +38,13 @@ from echelon.envs.world import World
 from echelon.errors import ConfigError, DataError, StoreError
 from echelon.market import Rows
 from echelon.population.reference_policies import HedgeRouter
-from echelon.population.router_task import ExpertView, Trail, market_view
+from echelon.population.router_task import (
+    ExpertView,
+    Trail,
+    macro_view,
+    market_view,
+    refuse_macro,
+)
 from echelon.risk.cvar import CvarGuard, CvarVerdict
 from echelon.risk.drawdown import DrawdownGuard, DrawdownVerdict
 from echelon.risk.portfolio import limit_positions
@@ -304,7 +310,7 @@ def survey(
     """Let the experts trade their own books over the rows of `spans`.
 
     Every piece of a span begins `warm_bars` before its first row, where there are so many.
-    market: the world's `market_view`, where it is known already
+    market: the world's `market_view` and `macro_view`, where they are known already
     """
     spans = tuple(spans)
     if not spans or min(len(span) for span in spans) < 2:
@@ -313,13 +319,17 @@ def survey(
             "2 rows, one to decide at and one to be marked at. Lengthen the router's window "
             "(meta_router.window_share)."
         )
-    first = world.first_rows(np.arange(len(world.times)))
+    every = np.arange(len(world.times))
+    first = world.first_rows(every)
     plan = _Pieces.from_spans(spans, first, warm_bars(config))
     whole = range(int(plan.begin.min()), int(plan.stop.max()))
     start_experts(experts, world, whole)
     books = ExpertBooks(experts, world, config, len(plan.begin), whole)
     if market is None:
-        market = market_view(world, first, config.meta_router.horizons)
+        meta = config.meta_router
+        refuse_macro(world, meta.macro)
+        parts = market_view(world, first, meta.horizons), macro_view(world, every, meta.macro)
+        market = np.concatenate(parts, axis=1)
     return Survey(spans, _walk(books, plan, config), market)
 
 

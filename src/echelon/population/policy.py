@@ -148,7 +148,8 @@ class HierarchyPolicy:
         first = int(world.first_rows(np.array([span.start]))[0])
         if world is not self._world or self._restored:  # what came before is not in its view
             self._world, self._restored = world, False
-            self._market = MarketView(world, first, self.config.meta_router.horizons)
+            meta = self.config.meta_router
+            self._market = MarketView(world, first, meta.horizons, meta.macro)
             self._market.catch_up()
         begin = max(span.start - self._warm, first)
         self._span = range(min(begin, span.start), span.stop)

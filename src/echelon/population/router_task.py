@@ -12,6 +12,7 @@ It sees the experts by their own books, itself, and the market:
     market/H          mean over assets of the return over H bars
     market/spread     standard deviation over assets of the return over the second shortest H
     market/calm       log of the market's volatility over that H, over that over the longest
+    macro/N           an exogenous series as the agents see it, scaled, with `meta_router.macro`
     trust/NAME        log weight of the expert by the fixed-share rule, with `meta_router.prior`
 
 Everything is free of scale: a return over H bars is in units of √H times the root mean square of
@@ -41,7 +42,7 @@ from numpy.typing import NDArray
 
 from echelon.config.hierarchy import MetaRouterConfig
 from echelon.envs.world import World
-from echelon.errors import DataError
+from echelon.errors import ConfigError, DataError
 from echelon.ops.diversity import RunningStd, UsageWindow, next_kl_weight, policy_kl
 from echelon.states import State, copy_state, match_state
 from echelon.types import Bools, Floats, Floats32, Ints
@@ -78,7 +79,7 @@ class ExpertView(NamedTuple):
 
 
 def observation_names(
-    experts: Sequence[str], horizons: Sequence[int], *, prior: bool = False
+    experts: Sequence[str], horizons: Sequence[int], *, macro: int = 0, prior: bool = False
 ) -> tuple[str, ...]:
     """[O] what the entries of an observation are, in their order."""
     choices = (*experts, "cash")
@@ -90,6 +91,7 @@ def observation_names(
         *(f"{kind}/{name}" for kind in ("usage", "charge") for name in choices),
         *(f"market/{h}" for h in horizons),
         *("market/spread", "market/calm"),
+        *(f"macro/{n}" for n in range(macro)),
         *trust,
     )
 
@@ -97,7 +99,8 @@ def observation_names(
 def observation_size(n_experts: int, meta: MetaRouterConfig) -> int:
     """O."""
     names = [str(k) for k in range(n_experts)]
-    return len(observation_names(names, meta.horizons, prior=meta.prior != "none"))
+    prior = meta.prior != "none"
+    return len(observation_names(names, meta.horizons, macro=meta.macro, prior=prior))
 
 
 def observation_space(n_experts: int, meta: MetaRouterConfig) -> spaces.Box:
@@ -242,6 +245,22 @@ def market_view(world: World, first: NDArray[np.int64], horizons: Sequence[int])
     return out
 
 
+def macro_view(world: World, rows: Ints, count: int) -> Floats32:
+    """[E,count] the last features at rows[E], which are the same for all assets that have any."""
+    shown = world.present[rows, :, None]
+    values = np.where(shown, world.x[rows][:, :, world.x.shape[2] - count :], 0.0)
+    return _clip(values.sum(axis=1) / np.maximum(shown.sum(axis=1), 1))
+
+
+def refuse_macro(world: World, count: int) -> None:
+    """Raise where a world has fewer features than the router is to see of them."""
+    if count > world.x.shape[2]:
+        raise ConfigError(
+            f"meta_router.macro = {count} is more than the {world.x.shape[2]} features there are. "
+            "Set it to the number of series of data.exogenous."
+        )
+
+
 def _first_seen(world: World, first: int) -> int:
     """The first row that observations of books which begin at row `first` look at."""
     return max(first - world.window + 1, 0)
@@ -253,9 +272,10 @@ class MarketView:
     Of a loaded world all rows are there, and are added at once.
     """
 
-    def __init__(self, world: World, first: int, horizons: Sequence[int]) -> None:
+    def __init__(self, world: World, first: int, horizons: Sequence[int], macro: int = 0) -> None:
         """first: row that books begin at; of a world of several stretches that of each is used."""
-        self._world, self._horizons = world, tuple(horizons)
+        refuse_macro(world, macro)
+        self._world, self._horizons, self._macro = world, tuple(horizons), macro
         self._first = self._begin = self._stop = _first_seen(world, first)
         self._table: Floats32 = np.zeros((0, len(horizons) + 2), dtype=np.float32)
         self._sums = MarketSums.start(world.n_assets, horizons)
@@ -271,7 +291,7 @@ class MarketView:
             self._add_rows(self._begin, stop)
 
     def at(self, rows: NDArray[np.int64]) -> Floats32:
-        """[E,M] at rows[E]; of those before the first of them nothing is kept."""
+        """[E,M] at rows[E], macro series after; of rows before the first nothing is kept."""
         low, high = int(rows.min()), int(rows.max())
         if high >= self._stop:
             self._add_rows(low, high + 1)
@@ -281,7 +301,8 @@ class MarketView:
                 f"from row {self._begin} on: rows before were let go. Start the policy on the "
                 "newest row, or restore what it was saved with."
             )
-        return self._table[rows - self._begin]
+        seen = self._table[rows - self._begin]
+        return np.concatenate([seen, macro_view(self._world, rows, self._macro)], axis=1)
 
     def state(self, stop: int) -> State:
         """What `restore` goes on from: sums over the rows before `stop`."""
