@@ -1,10 +1,10 @@
-"""The router's PPO: number for number that of sb3-contrib, and from the fixed-share rule on."""
+"""The router's PPO: up to rounding that of sb3-contrib, and from the fixed-share rule on."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,11 +19,11 @@ from worlds import make_config, make_world
 from echelon.config import Config
 from echelon.population.meta_env import MetaEnv
 from echelon.population.ppo import (
+    Gradients,
     Rollout,
     RouterNet,
     advantages,
     masked_log_probs,
-    ppo_loss,
 )
 from echelon.population.router import Router
 from echelon.rng import stream
@@ -81,7 +81,7 @@ def sb3_model(config: Config, seed: int) -> MaskablePPO:
     return model
 
 
-def test_router_learns_as_maskable_ppo_does_bit_for_bit() -> None:
+def test_router_learns_as_maskable_ppo_does_up_to_rounding() -> None:
     config = config_of()
     ours, theirs = Router(config, EXPERTS, 7), sb3_model(config, 7)
     for name, part in theirs.policy.state_dict().items():
@@ -105,14 +105,46 @@ def test_router_learns_as_maskable_ppo_does_bit_for_bit() -> None:
         theirs.set_env(env)
         theirs.learn(192, callback=Adapt(), log_interval=None)  # type: ignore[arg-type]
     for name, part in theirs.policy.state_dict().items():
-        assert torch.equal(ours.net.state_dict()[name], part), name
+        torch.testing.assert_close(ours.net.state_dict()[name], part, rtol=1e-4, atol=1e-5)
     logged = theirs.logger.name_to_value
-    assert metrics["router/entropy"] == pytest.approx(-logged["train/entropy_loss"], rel=1e-6)
+    assert metrics["router/entropy"] == pytest.approx(-logged["train/entropy_loss"], rel=1e-4)
     fit = logged["train/explained_variance"]
-    assert metrics["router/explained_variance"] == pytest.approx(fit, rel=1e-5)
+    assert metrics["router/explained_variance"] == pytest.approx(fit, rel=1e-3)
     assert ours.incentive.state() == twin.incentive.state()
     assert ours.ppo.updates == theirs._n_updates
     assert not env_of(config).survey.view.allowed.all(), "nobody was masked: nothing was shown"
+
+
+class Losses(NamedTuple):
+    """What an update goes down; entropy: of the policy, kl: from the prior (0 without one)."""
+
+    total: torch.Tensor
+    policy: torch.Tensor
+    value: torch.Tensor
+    entropy: torch.Tensor
+    kl: torch.Tensor
+
+
+def ppo_loss(net: RouterNet, batch: Rollout, meta: Any) -> Losses:
+    """The slow twin of `Gradients`, as MaskablePPO has it: autograd finds the gradients."""
+    log_probs = masked_log_probs(net.logits(batch.obs), batch.allowed)
+    log_prob = log_probs.gather(-1, batch.actions[:, None]).squeeze(-1)
+    advantage = batch.advantage
+    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    ratio = torch.exp(log_prob - batch.log_prob)
+    clipped = torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
+    policy = -torch.min(advantage * ratio, advantage * clipped).mean()
+    value = torch.nn.functional.mse_loss(batch.returns, net.values(batch.obs))
+    probs = torch.softmax(log_probs, dim=-1)
+    zero = torch.zeros((), dtype=probs.dtype)
+    entropy = -torch.where(batch.allowed, log_probs * probs, zero).sum(-1).mean()
+    total = policy - meta.ent_coef * entropy + 0.5 * value
+    kl = zero
+    if net.has_prior:
+        prior = masked_log_probs(net.prior(batch.obs), batch.allowed)
+        kl = torch.where(batch.allowed, probs * (log_probs - prior), zero).sum(-1).mean()
+        total = total + meta.prior_kl * kl
+    return Losses(total, policy, value, entropy, kl)
 
 
 def random_batch(net: RouterNet, n: int = 32) -> Rollout:
@@ -134,6 +166,41 @@ def random_batch(net: RouterNet, n: int = 32) -> Rollout:
     )
     made = [torch.from_numpy(np.asarray(part)) for part in parts]
     return Rollout._make(part.float() if part.dtype == torch.float64 else part for part in made)
+
+
+@pytest.mark.parametrize("prior", [False, True])
+def test_gradients_are_those_that_autograd_finds(prior: bool) -> None:
+    config = config_of("meta_router.prior_kl=0.3", "meta_router.ent_coef=0.2")
+    torch.manual_seed(2)
+    net = RouterNet(12, EXPERTS, prior=prior)
+    torch.nn.init.normal_(net.action_net.weight, std=0.3)
+    (batch,) = random_batch(net).minibatches(torch.randperm(32), 32)
+    gradients = Gradients(net, config.meta_router)
+    written = gradients.fill(batch)
+    got = [part.grad.clone() for part in net.parameters() if part.grad is not None]
+    norm = float(torch.sqrt(sum((part.square().sum() for part in got), torch.zeros(()))))
+    gradients.clip()
+    shorter = [part.grad.clone() for part in net.parameters() if part.grad is not None]
+    net.zero_grad(set_to_none=True)
+    twin = ppo_loss(net, batch, config.meta_router)
+    twin.total.backward()  # type: ignore[no-untyped-call]
+    for ours, short, part in zip(got, shorter, net.parameters(), strict=True):
+        assert part.grad is not None
+        torch.testing.assert_close(ours, part.grad, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(short, part.grad * min(0.5 / norm, 1.0), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(written.entropy, twin.entropy.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(written.kl, twin.kl.detach(), rtol=1e-5, atol=1e-6)
+    clipped = (
+        torch.exp(
+            masked_log_probs(net.logits(batch.obs), batch.allowed).gather(
+                1, batch.actions[:, None]
+            )[:, 0]
+            - batch.log_prob
+        )
+        - 1.0
+    ).abs() > 0.2
+    assert clipped.any()
+    assert not clipped.all(), "what is not clipped is not shown"
 
 
 def test_losses_and_gradients_are_those_of_the_formulas_by_hand() -> None:

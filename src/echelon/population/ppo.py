@@ -1,12 +1,13 @@
 """The router's network and how it learns: PPO with masks, written for a network this small.
 
-The same as sb3-contrib's MaskablePPO with its defaults, number for number, without what that spends
-on being general: of two layers of 64 there is less to compute than to administer.
+The same as sb3-contrib's MaskablePPO with its defaults, up to rounding, without what that spends on
+being general: of two layers of 64 there is less to compute than to administer, so gradients are
+written out (`Gradients`).
 
 1. `collect` lets the network act in all environments for a rollout, by draws among what is allowed.
 2. `advantages` (GAE; Schulman et al., 2016): an episode that was cut short goes on with its value.
-3. `Ppo.update` makes `EPOCHS` passes over the rollout in minibatches of `meta_router.batch_size`;
-   `ppo_loss` is the clipped surrogate (Schulman et al., 2017), the value's error and the entropy.
+3. `Ppo.update` makes `EPOCHS` passes over the rollout in minibatches of `meta_router.batch_size`.
+   The loss is the clipped surrogate (Schulman et al., 2017), the value's error and the entropy.
 
 With `meta_router.prior` the network begins at the fixed-share rule: logits are the rule's log
 weights, the last K entries of what it sees, plus what it has learned, which is exactly 0 at first;
@@ -26,7 +27,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from echelon.config.hierarchy import MetaRouterConfig
 from echelon.population.reference_policies import HEDGE_SHARE
@@ -113,42 +113,102 @@ class Rollout(NamedTuple):
     returns: Tensor
 
     def minibatches(self, order: Tensor, size: int) -> Iterator[Rollout]:
-        """The decisions in this order[B], `size` at a time."""
-        mixed = [part[order] for part in self]
-        for low in range(0, len(order), size):
-            yield Rollout._make(part[low : low + size] for part in mixed)
+        """The decisions in this order[B], `size` at a time, with advantages of deviation 1."""
+        mixed = Rollout._make(part[order] for part in self)
+        each = mixed.advantage.view(-1, size)
+        each = (each - each.mean(1, keepdim=True)) / (each.std(1, keepdim=True) + 1e-8)
+        mixed = mixed._replace(advantage=each.view(-1))
+        yield from (
+            Rollout._make(parts) for parts in zip(*(p.split(size) for p in mixed), strict=True)
+        )
 
 
-class Losses(NamedTuple):
-    """What an update went down; entropy: of the policy, kl: from the prior (0 without one)."""
+class Spread(NamedTuple):
+    """Of the policy, mean over a minibatch: its entropy, its KL from the prior (0 without one)."""
 
-    total: Tensor
-    policy: Tensor
-    value: Tensor
     entropy: Tensor
     kl: Tensor
 
 
-def ppo_loss(net: RouterNet, batch: Rollout, meta: MetaRouterConfig) -> Losses:
-    """Of a minibatch of B decisions."""
-    log_probs = masked_log_probs(net.logits(batch.obs), batch.allowed)
-    log_prob = log_probs.gather(-1, batch.actions[:, None]).squeeze(-1)
-    advantage = batch.advantage
-    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-    ratio = torch.exp(log_prob - batch.log_prob)
-    clipped = torch.clamp(ratio, 1 - CLIP, 1 + CLIP)
-    policy = -torch.min(advantage * ratio, advantage * clipped).mean()
-    value = functional.mse_loss(batch.returns, net.values(batch.obs))
-    probs = torch.softmax(log_probs, dim=-1)
-    zero = torch.zeros((), dtype=probs.dtype)
-    entropy = -torch.where(batch.allowed, log_probs * probs, zero).sum(-1).mean()
-    total = policy - meta.ent_coef * entropy + VALUE_WEIGHT * value
-    kl = zero
-    if net.has_prior:
-        prior = masked_log_probs(net.prior(batch.obs), batch.allowed)
-        kl = torch.where(batch.allowed, probs * (log_probs - prior), zero).sum(-1).mean()
-        total = total + meta.prior_kl * kl
-    return Losses(total, policy, value, entropy, kl)
+class Gradients:
+    """Of the loss of minibatches, written out: autograd would take most of the time.
+
+    1. Forward, keeping what every layer says.
+    2. d loss / d logits: of the clipped surrogate through the choice's log probability, which is
+       0 where the clipped part is the smaller; of the entropy −p·(log p + H), of the divergence
+       p·(log p/q − KL); d loss / d value.
+    3. Back through both networks, into one vector that all `grad` are views of.
+    """
+
+    def __init__(self, net: RouterNet, meta: MetaRouterConfig) -> None:
+        self.net, self.meta = net, meta
+        parameters = list(net.parameters())
+        self.flat = torch.zeros(sum(part.numel() for part in parameters))
+        for part, piece in zip(
+            parameters, self.flat.split([p.numel() for p in parameters]), strict=True
+        ):
+            part.grad = piece.view_as(part)
+
+    @torch.no_grad()
+    def fill(self, batch: Rollout) -> Spread:
+        """Of a minibatch of B decisions, whose advantages have a mean of 0 and a deviation of 1."""
+        net, meta, count = self.net, self.meta, len(batch.obs)
+        policy_layers, value_layers = net.mlp_extractor.policy_net, net.mlp_extractor.value_net
+        said, kept = _forward((policy_layers[0], policy_layers[2], net.action_net), batch.obs)
+        values, kept_values = _forward((value_layers[0], value_layers[2], net.value_net), batch.obs)
+        prior = net.prior(batch.obs) if net.has_prior else None
+        log_probs = _mask(said if prior is None else said + prior, batch.allowed)
+        probs = log_probs.exp()
+        choice = batch.actions[:, None]
+        log_prob = log_probs.gather(1, choice)[:, 0]
+        ratio = torch.exp(log_prob - batch.log_prob)
+        plain = batch.advantage * ratio
+        clipped = batch.advantage * ratio.clamp(1.0 - CLIP, 1.0 + CLIP)
+        into = torch.where(plain <= clipped, plain, 0.0)[:, None] / -count  # d / d log_prob
+        slope = (probs * -into).scatter_add_(1, choice, into)
+        entropy = -(probs * log_probs).sum(1, keepdim=True)
+        slope += (meta.ent_coef / count) * probs * (log_probs + entropy)
+        kl = torch.zeros(())
+        if prior is not None:
+            apart = log_probs - _mask(prior, batch.allowed)
+            each = (probs * apart).sum(1, keepdim=True)
+            slope += (meta.prior_kl / count) * probs * (apart - each)
+            kl = each.mean()
+        error = values - batch.returns[:, None]
+        _backward((policy_layers[0], policy_layers[2], net.action_net), kept, slope)
+        _backward(
+            (value_layers[0], value_layers[2], net.value_net),
+            kept_values,
+            (2.0 * VALUE_WEIGHT / count) * error,
+        )
+        return Spread(entropy.mean(), kl)
+
+    def clip(self) -> None:
+        """Shorten the gradient to `GRADIENT_NORM`."""
+        self.flat.mul_((GRADIENT_NORM / (self.flat.norm() + 1e-6)).clamp_(max=1.0))
+
+
+def _mask(logits: Tensor, allowed: Tensor) -> Tensor:
+    """[B,K+1] as `masked_log_probs`, normalised once."""
+    return torch.log_softmax(torch.where(allowed, logits, _MASKED), dim=1)
+
+
+def _forward(layers: tuple[nn.Linear, ...], x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """(what the last of the layers says[B,·], inputs of each); tanh between them."""
+    inputs = [x]
+    for layer in layers[:-1]:
+        inputs.append(torch.addmm(layer.bias, inputs[-1], layer.weight.t()).tanh_())
+    return torch.addmm(layers[-1].bias, inputs[-1], layers[-1].weight.t()), inputs
+
+
+def _backward(layers: tuple[nn.Linear, ...], inputs: list[Tensor], slope: Tensor) -> None:
+    """Write the gradients of layers, whose last has slope[B,·]."""
+    for layer, x in zip(reversed(layers), reversed(inputs), strict=True):
+        assert layer.weight.grad is not None
+        torch.mm(slope.t(), x, out=layer.weight.grad)
+        torch.sum(slope, 0, out=layer.bias.grad)
+        if x is not inputs[0]:
+            slope = torch.mm(slope, layer.weight) * (1.0 - x.square())
 
 
 def advantages(
@@ -186,6 +246,7 @@ class Ppo:
 
     def __init__(self, net: RouterNet, meta: MetaRouterConfig) -> None:
         self.net, self.meta = net, meta
+        self.gradients = Gradients(net, meta)
         # One call for all parameters.
         self.optimizer = torch.optim.Adam(net.parameters(), lr=meta.lr, eps=1e-5, fused=True)
         self.lr, self.decisions, self.updates = meta.lr, 0, 0
@@ -202,7 +263,7 @@ class Ppo:
 
         (what the last update was like, mean relative return of every step)
         """
-        total, relative = self.decisions + steps, []
+        total, relative = self.decisions + steps, list[float]()
         obs, begins = env.reset(), np.ones(env.num_envs, dtype=np.float32)
         learned = Learned(math.nan, math.nan, math.nan)
         while self.decisions < total:
@@ -266,23 +327,22 @@ class Ppo:
         """`EPOCHS` passes over a rollout of B decisions that had values[B]."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr
-        parameters, entropies, kls = list(self.net.parameters()), [], []
+        entropies, kls = [], []
         for _ in range(EPOCHS):
             order = torch.from_numpy(rng.permutation(len(values)))
             for batch in rollout.minibatches(order, self.meta.batch_size):
-                losses = ppo_loss(self.net, batch, self.meta)
-                self.optimizer.zero_grad()
-                losses.total.backward()
-                nn.utils.clip_grad_norm_(parameters, GRADIENT_NORM)
+                spread = self.gradients.fill(batch)
+                self.gradients.clip()
                 self.optimizer.step()
-                entropies.append(losses.entropy.detach())
-                kls.append(losses.kl.detach())
+                entropies.append(spread.entropy)
+                kls.append(spread.kl)
         self.updates += EPOCHS
         # A loss that is no number makes all parameters so, and with them the entropy.
         target = rollout.returns.numpy()
-        spread = float(np.var(target))
-        fit = 1.0 - float(np.var(target - values)) / spread if spread else math.nan
-        return Learned(*(float(torch.stack(part).mean()) for part in (entropies, kls)), fit)
+        varies = float(np.var(target))
+        fit = 1.0 - float(np.var(target - values)) / varies if varies else math.nan
+        entropy, kl = (float(torch.stack(part).mean()) for part in (entropies, kls))
+        return Learned(entropy, kl, fit)
 
 
 def _by_environment(part: np.ndarray) -> np.ndarray:

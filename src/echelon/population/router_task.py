@@ -123,7 +123,7 @@ def make_observation(
     relative, level, drawdown, allowed, scale, trust = sight
     relative = relative.reshape(len(relative), -1)
     drawdown = np.minimum(drawdown, OBSERVATION_CLIP)
-    charge = in_charge if in_charge.ndim > 1 else one_hot(in_charge, usage.shape[1])
+    charge = _shares(in_charge, usage.shape[1])
     parts = (relative, level, drawdown, ~allowed, scale, usage, charge, market, trust)
     return np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe")
 
@@ -138,14 +138,20 @@ def even_usage(n_places: int, n_choices: int) -> Floats:
     return np.full((n_places, n_choices), 1.0 / n_choices)
 
 
-def one_hot(chosen: Ints, n_choices: int) -> Floats:
+def one_hot(chosen: NDArray[Any], n_choices: int) -> Floats:
     """[E,K+1] of who was chosen[E]."""
     return np.asarray(chosen[:, None] == np.arange(n_choices), dtype=np.float64)
 
 
+def _shares(chosen: Ints | Floats, n_choices: int) -> Floats:
+    """[E,K+1] of who was chosen[E], or as it is."""
+    shares = chosen if chosen.ndim > 1 else one_hot(chosen, n_choices)
+    return np.asarray(shares, dtype=np.float64)
+
+
 def update_usage(usage: Floats, chosen: Ints | Floats, which: Bools) -> Floats:
     """Usage[E,K+1] after the decisions of the places `which`[E]: chosen[E], or [E,K+1] shares."""
-    onto = chosen if chosen.ndim > 1 else one_hot(chosen, usage.shape[1])
+    onto = _shares(chosen, usage.shape[1])
     return np.where(which[:, None], usage + (onto - usage) / USAGE_MEMORY, usage)
 
 
