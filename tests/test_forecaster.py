@@ -1,4 +1,4 @@
-"""The forecaster: learns on the train window alone, is chosen on validation, kept and read again."""
+"""The forecaster: learns on the train window, is chosen on validation, kept and read again."""
 
 from __future__ import annotations
 
