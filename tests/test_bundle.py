@@ -445,7 +445,7 @@ def test_forged_forecaster_is_refused_by_name(
 
 def test_run_that_cannot_support_a_forecaster_says_so(tmp_path: Path, bars_file: Path) -> None:
     run = prepared_run(tmp_path / "run", bars_file, "assets=[AAPL]")
-    with pytest.raises(UsageError, match="--baseline forecast: .*of a single asset"):
+    with pytest.raises(UsageError, match=r"--baseline forecast: .*of a single asset"):
         export_bundle(run, tmp_path / "out", ExportRequest(baseline="forecast"))
 
 
