@@ -33,7 +33,7 @@ from echelon.config import Config
 from echelon.envs import World
 from echelon.envs.targets import forward_returns, section_ranks
 from echelon.envs.world import world_of
-from echelon.errors import ConfigError, DamagedError, UsageError
+from echelon.errors import ConfigError, DamagedError, StoreError, UsageError
 from echelon.evaluation.evaluate import Evaluation, evaluate, load_evaluation
 from echelon.ops.ranks import rank_ic
 from echelon.report.pages import Cell
@@ -41,6 +41,7 @@ from echelon.report.run.gather import SplitData
 from echelon.report.run.page import write_report
 from echelon.report.run.tables import forecast_choices, forecast_table
 from echelon.report.texts import Words
+from echelon.runs.tensor_files import TensorFiles
 from echelon.training.run import TrainedRun
 
 QUICK = ("forecast.trees=30", "eval.rebalance_bars=5")
@@ -244,6 +245,15 @@ def test_a_damaged_file_is_refused_with_the_remedy(tmp_path: Path, name: str) ->
     file.write_bytes(data)
     with pytest.raises(DamagedError, match=r"forecast.*Remove the directory"):
         ensure_forecaster(config, world, tmp_path, data="d")
+
+
+def test_a_disk_without_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object, **_options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TensorFiles, "write", fail)
+    with pytest.raises(StoreError, match=r"forecast: .*\(No space left on device\)\. Make room"):
+        ensure_forecaster(quick(), planted_world(), tmp_path, data="d")
 
 
 def test_what_is_kept_is_plain_and_says_what_was_tried(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from echelon.config import Config
 from echelon.config.market import EXECUTOR_KEYS
 from echelon.envs.targets import forward_returns, section_ranks
 from echelon.envs.world import World
-from echelon.errors import DamagedError
+from echelon.errors import DamagedError, StoreError
 from echelon.files import (
     check_tree,
     exclusive_lock,
@@ -303,12 +303,18 @@ def ensure_forecaster(
 def _write(target: Path, made_of: str, made: Forecaster) -> None:
     import torch
 
-    recover_directory(target)
     tensors = {
         name: torch.from_numpy(np.array(part)) for name, part in made.model._asdict().items()
     }
     document = {"made_of": made_of, "rule": list(made.rule), "facts": dict(made.facts)}
-    _FILES.write(target, tensors, document, allow_nan=False)
+    try:
+        recover_directory(target)
+        _FILES.write(target, tensors, document, allow_nan=False)
+    except OSError as error:
+        raise StoreError(
+            f"{target}: the forecaster cannot be written ({error.strerror or error}). Make room or "
+            "mend the disk, then run the same command again."
+        ) from error
 
 
 def _read(target: Path, made_of: str, n_features: int) -> Forecaster | None:
