@@ -174,7 +174,7 @@ def test_the_rule_that_is_judged_is_the_best_on_validation(tmp_path: Path) -> No
     wanted = judge(chosen[:, None], baseline, found["verdicts"][0]["deflated"], seed=4)
     assert len(rules) == 12
     assert found["verdicts"][0]["advantage"] == pytest.approx(
-        math.sqrt(252) * wanted.single.estimate
+        math.sqrt(252) * wanted.sharpe.single.estimate
     )
 
 

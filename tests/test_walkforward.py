@@ -158,9 +158,9 @@ def _evaluation(directory: Path, books: dict[str, list[float]]) -> Evaluation:
                 "drawdown": 1.0 - value / np.maximum.accumulate(value),
                 "cash_share": np.full(n, 0.5, dtype=np.float32),
                 "traded": np.full(n, 0.1),
-                "commission": np.full(n, 2.0),
+                "commission": np.where(np.arange(n), 2.0, 0.0),  # a step's, after it
                 "stamp": np.zeros(n),
-                "slippage": np.full(n, 1.0),
+                "slippage": np.where(np.arange(n), 1.0, 0.0),
                 "orders_cut": np.zeros(n, dtype=np.int64),
             }
         )
@@ -190,10 +190,10 @@ def test_ruined_book_earns_nothing_for_the_rest_of_its_fold_and_begins_anew(
     assert measures["total_return"] == pytest.approx(0.5 * 0.2 * 1.1 * 1.1 - 1.0)
     assert measures["exposure"] == pytest.approx((2 * 0.5 + 2 * 0.5) / 6)
     assert measures["turnover_annual"] == pytest.approx((2 * 0.1 + 2 * 0.1) / 6 * 252)
-    assert (measures["cost_commission"], measures["cost_slippage"]) == (12.0, 6.0)
-    assert measures["cost_share"] == pytest.approx(0.18)
+    assert (measures["cost_commission"], measures["cost_slippage"]) == (8.0, 4.0)
+    assert measures["cost_share"] == pytest.approx(0.12)
     # Six returns are too few to resample, and one seed has no spread.
-    found = statistics(stitched, seed=1, looks=2, sweeps=[])
+    found = statistics(stitched, seed=1, looks=2, trusts=[])
     assert (found["differences"], found["deflation"], found["costs"]) == ({}, None, [])
     assert found["verdict"]["key"] == "unknown"
     assert (found["sharpe_annual"]["method"], found["sharpe_annual"]["low"]) == ("none", None)

@@ -184,8 +184,8 @@ class DrawVerdict:
             draw=draw,
             policy=policy,
             made=bool(claim.made),
-            advantage=year * claim.single.estimate,
-            low=year * min(claim.single.low, claim.double.low),
+            advantage=year * claim.sharpe.single.estimate,
+            low=year * claim.sharpe.low,
             # A book that never moved has no Sharpe ratio, and nothing is claimed of it.
             deflated=deflated if math.isfinite(deflated) else 0.0,
             trials=trials,
