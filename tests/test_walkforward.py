@@ -57,8 +57,10 @@ def test_walk_forward_ends_with_tables_picture_statistics_and_run_directories(
     assert "stitched: 2016-01-05 to 2016-04-29" in out
     assert "over other seeds, 95 %" in out
     assert "Sharpe vs equal_weight" in out
+    assert "ensemble's Sharpe vs cash" in out
+    assert "information ratio over equal_weight, ensemble" in out
     table = _table()
-    whos = ("agent", "seed-42", "seed-43", "cash", "equal_weight")
+    whos = ("agent", "ensemble", "seed-42", "seed-43", "cash", "equal_weight")
     assert list(table) == [(fold, who) for fold in (*FOLDS, "stitched") for who in whos]
     assert pl.read_parquet("wf/walk_forward.parquet").height == len(table)
     assert imread("wf/splits.png").shape[1] > 1000
@@ -87,7 +89,8 @@ def test_walk_forward_ends_with_tables_picture_statistics_and_run_directories(
     assert single["low"] < single["estimate"] < single["high"]
     assert (found["looks"], found["deflation"]["n_trials"]) == (1, 1)
     assert found["deflation"]["probability"] == found["deflation"]["psr"]
-    assert found["verdict"]["key"] in ("better", "undeflated", "worse", "same")
+    assert found["verdict"]["key"] in ("better", "undeflated", "calmer", "worse", "same")
+    assert set(found["ensemble"]) == {"equal_weight", "cash"}
     assert [line["factor"] for line in found["costs"]] == [0.0, 1.0, 2.0]
     by_fold = [
         json.loads(Path(f"wf/folds/{name}/evaluations/test/trust.json").read_text())["costs"][2]
