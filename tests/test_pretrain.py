@@ -34,6 +34,7 @@ from echelon.agents.pretraining import (
 from echelon.config import Config, load_config
 from echelon.envs.world import World
 from echelon.errors import DataError, StoreError, TrainingError
+from echelon.ops import ridge
 from echelon.ops.blocks import MIN_BLOCK_PERIODS, mean_interval
 from echelon.proving.planted import PlantedMarket
 from echelon.proving.worlds import join_worlds, planted_worlds, proof_config
@@ -172,10 +173,8 @@ def test_ridge_finds_a_linear_law_and_shrinks_noise_away() -> None:
 def test_ridge_equals_least_squares_where_it_hardly_shrinks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from echelon.agents import pretraining as forecast
-
-    monkeypatch.setattr(forecast, "_STRENGTHS", (1e-9,))
-    monkeypatch.setattr(forecast, "_CHUNK_CELLS", 1000)  # several chunks
+    monkeypatch.setattr(ridge, "STRENGTHS", (1e-9,))
+    monkeypatch.setattr(pretraining, "_CHUNK_CELLS", 1000)  # several chunks
     world = a_world(300)
     y = np.random.default_rng(1).standard_normal((300, 3, 1)).astype(np.float32)
     y[50, 1] = np.nan

@@ -64,6 +64,7 @@ from echelon.files import (
 )
 from echelon.models.encoders import Encoder, build_encoder
 from echelon.ops.blocks import mean_interval
+from echelon.ops.ridge import Moments, fit_ridge
 from echelon.rng import global_draws, stream
 from echelon.runs.tensor_files import TensorFiles
 from echelon.types import Bools, Floats, Floats32
@@ -74,8 +75,6 @@ Pieces = Sequence[range]
 _QUIET = 0.1
 """Volatilities below this share of the usual one count as that: the log of a single return near
 zero would outweigh all others."""
-_STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
-"""Strengths of the ridge, in units of each feature's own variance."""
 _CHUNK_CELLS = 4_000_000
 """Numbers of flattened windows that are held at a time: 16 MB."""
 _RUN_BARS = 16
@@ -582,7 +581,7 @@ def fit_linear(world: World, pieces: Pieces, y: Floats32, reach: int) -> Floats:
     Only cells with every target take part.
     """
     n_weights = world.window * world.x.shape[2] + 1
-    early, between, late = (_Moments(n_weights, y.shape[2]) for _ in range(3))
+    early, between, late = (Moments(n_weights, y.shape[2]) for _ in range(3))
     for piece in pieces:
         cut = piece.stop - len(piece) // 5
         first = max(piece.start, cut - reach)
@@ -590,13 +589,7 @@ def fit_linear(world: World, pieces: Pieces, y: Floats32, reach: int) -> Floats:
         for moments, rows in zip((early, between, late), parts, strict=True):
             for some, flat in flat_windows(world, rows):
                 moments.add(flat, y[some.start : some.stop].reshape(-1, y.shape[2]))
-    whole = early.plus(between).plus(late)
-    if late.count == 0 or early.count == 0:
-        return whole.solve(_STRENGTHS[-1])
-    tried = np.stack([late.loss(early.solve(strength)) for strength in _STRENGTHS])
-    best = tried.argmin(axis=0)
-    solved = {int(k): whole.solve(_STRENGTHS[int(k)]) for k in set(best.tolist())}
-    return np.stack([solved[int(k)][:, target] for target, k in enumerate(best)], axis=1)
+    return fit_ridge(early, between, late)
 
 
 def linear_forecasts(world: World, pieces: Pieces, weights: Floats) -> Floats32:
@@ -615,46 +608,6 @@ def flat_windows(world: World, rows: range) -> Iterator[tuple[range, Floats32]]:
         x = np.asarray(world.x[some.start - world.window + 1 : some.stop])
         windows = sliding_window_view(x, world.window, axis=0).reshape(-1, width)
         yield some, np.concatenate([windows, np.ones((len(windows), 1), np.float32)], axis=1)
-
-
-class _Moments:
-    """Sums over cells that a least-squares fit and its loss are made of."""
-
-    def __init__(self, n_weights: int, n_targets: int) -> None:
-        self.count = 0
-        self.gram = np.zeros((n_weights, n_weights))
-        self.cross = np.zeros((n_weights, n_targets))
-        self.squares = np.zeros(n_targets)
-
-    def add(self, flat: Floats32, y: Floats32) -> None:
-        known = np.isfinite(y).all(axis=1)
-        if not known.all():
-            flat, y = flat[known], y[known]
-        self.count += len(y)
-        self.gram += flat.T @ flat
-        self.cross += flat.T @ y
-        self.squares += (y.astype(np.float64) ** 2).sum(axis=0)
-
-    def plus(self, other: _Moments) -> _Moments:
-        total = _Moments(*self.cross.shape)
-        for name, value in vars(self).items():
-            setattr(total, name, value + getattr(other, name))
-        return total
-
-    def solve(self, strength: float) -> Floats:
-        """Weights[P,K], shrunk by `strength` but for the bias."""
-        penalty = strength * np.diag(self.gram).copy()
-        penalty[-1] = 0.0
-        # Features that never move have no weight, whatever it would be.
-        penalty += 1e-9 * max(float(penalty.max()), 1.0)
-        return np.asarray(np.linalg.solve(self.gram + np.diag(penalty), self.cross))
-
-    def loss(self, weights: Floats) -> Floats:
-        """[K] mean squared error that `weights` have on these cells."""
-        fitted = (weights * (self.gram @ weights)).sum(axis=0)
-        return np.asarray(
-            (fitted - 2.0 * (weights * self.cross).sum(axis=0) + self.squares) / self.count
-        )
 
 
 class Forecasts(NamedTuple):
