@@ -129,6 +129,7 @@ def make_run(
     policy: Callable[[int], Any] = lambda seed: Momentum(3 + seed % 5),
     overrides: tuple[str, ...] = (),
     times_evaluated: int = 1,
+    ensemble: bool = False,
 ) -> Path:
     """A run directory as training and evaluation leave it, through their own writers."""
     if world is None:
@@ -140,7 +141,7 @@ def make_run(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(looks_module, "world_of", priced_world)
         for split in splits * times_evaluated:
-            evaluate(run, split)  # type: ignore[arg-type]
+            evaluate(run, split, ensemble=ensemble)  # type: ignore[arg-type]
     for seed in seeds:
         rng = np.random.default_rng(seed)
         with MetricLog(path / "seeds" / str(seed), resume_step=None) as log:
