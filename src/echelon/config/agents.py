@@ -13,7 +13,15 @@ from echelon.config.algorithms import AlgorithmName
 from echelon.types import MOST_PROCESSES, MOST_SEEDS
 
 Baseline = Literal[
-    "benchmark", "buy_and_hold", "equal_weight", "min_variance", "hrp", "momentum", "random", "cash"
+    "benchmark",
+    "buy_and_hold",
+    "equal_weight",
+    "min_variance",
+    "hrp",
+    "momentum",
+    "forecast",
+    "random",
+    "cash",
 ]
 SummaryMeasure = Literal["total_return", "sharpe", "volatility", "max_drawdown"]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -287,6 +295,27 @@ class EvalConfig(Section):
     """Past bars min-variance and HRP estimate covariances from."""
     momentum_bars: PositiveInt = 20
     """The momentum baseline buys what rose over this many bars and sells the rest."""
+
+
+class ForecastConfig(Section):
+    """The forecaster: a baseline that learns the ranks of returns, and holds the best."""
+
+    model: Literal["boosting", "ridge"] = "boosting"
+    """boosting: regression trees by LightGBM. ridge: a linear model. Both see the features of the
+    bar of the decision."""
+    horizon: PositiveInt = 5
+    """Bars ahead over which returns are ranked; a tranche decides once in as many."""
+    tranches: PositiveInt = 5
+    """Parts of the book that decide on different bars, so that no weekday is special."""
+    trees: PositiveInt = 150
+    """Trees of `boosting`."""
+
+    def _contradictions(self) -> Iterator[str]:
+        if self.tranches > self.horizon:
+            yield (
+                f"tranches ({self.tranches}) exceeds horizon ({self.horizon}): every tranche has "
+                "a bar of its own among those"
+            )
 
 
 BASELINE_SETTINGS = ("metrics", "baselines", "rebalance_bars", "estimation_bars", "momentum_bars")

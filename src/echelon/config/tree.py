@@ -13,6 +13,7 @@ from echelon.config._base import Section
 from echelon.config.agents import (
     EvalConfig,
     ExpertConfig,
+    ForecastConfig,
     Fraction,
     LoggingConfig,
     LoraConfig,
@@ -146,6 +147,8 @@ class Config(Section):
     """A single expert by target weights."""
     eval: EvalConfig = EvalConfig()
     """Backtests."""
+    forecast: ForecastConfig = ForecastConfig()
+    """The forecaster among the baselines."""
     logging: LoggingConfig = LoggingConfig()
     """Where results go."""
     experts: ExpertsConfig = ExpertsConfig()

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from echelon.backtest.baselines import run_baselines
+from echelon.backtest.baselines import FORECAST, run_baselines
 from echelon.backtest.ensemble import ENSEMBLE, EnsemblePolicy
 from echelon.backtest.files import (
     AGENT,
@@ -35,6 +35,7 @@ from echelon.backtest.files import (
     tables_of,
     tables_of_book,
 )
+from echelon.backtest.forecaster import Forecaster, ensure_forecaster, forecast_ic
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest
 from echelon.config import Config
@@ -47,6 +48,7 @@ from echelon.evaluation.trust import (
     Count,
     Measured,
     MeasureValues,
+    Number,
     Seed,
     Track,
     assess_trust,
@@ -62,6 +64,35 @@ from echelon.runs.directory import RunFacts
 from echelon.training.run import TrainedRun
 
 _FORMAT = 2
+
+
+class _Choice(TypedDict):
+    top: Count
+    buffer: Number
+    sharpe_annual: Number | None
+    information_ratio: Number | None
+
+
+class _RankIC(TypedDict):
+    ic: Number | None
+    low: Number | None
+    high: Number | None
+    icir: Number | None
+    days: Count
+
+
+class ForecastFacts(TypedDict):
+    """Of the baseline `forecast`: how it was made and is traded, and rank ICs by split."""
+
+    model: Literal["boosting", "ridge"]
+    cells: Count
+    rows: Count
+    top: Count
+    buffer: Number
+    tranches: Count
+    horizon: Count
+    choices: list[_Choice]
+    rank_ic: dict[SplitName, _RankIC]
 
 
 class _Summary(TypedDict):
@@ -82,6 +113,7 @@ class _Summary(TypedDict):
     best_steps: dict[Seed, int]
     seeds: Annotated[dict[Seed, MeasureValues], Field(min_length=1)]
     baselines: dict[str, MeasureValues]
+    forecast: NotRequired[ForecastFacts]
     reference_policies: NotRequired[dict[Seed, dict[str, MeasureValues]]]
     ensemble: NotRequired[MeasureValues]
 
@@ -149,7 +181,11 @@ def evaluate(
             for alert in risk_alerts(policy, agents[seed].times):
                 for callback in alert_callbacks:
                     callback(alert)
-        baselines = run_baselines(world, span, config)
+        forecaster = None
+        if FORECAST in config.eval.baselines:
+            data = str(run.prepared.manifest["content_hash"])
+            forecaster = ensure_forecaster(config, world, run.path, data=data)
+        baselines = run_baselines(world, span, config, forecaster)
         look.note(agents)
         directory = run.home / "evaluations" / split
         reads = 1
@@ -191,6 +227,8 @@ def evaluate(
             "seeds": {str(seed): finite_values(b.measures) for seed, b in agents.items()},
             "baselines": {name: finite_values(b.measures) for name, b in baselines.items()},
         }
+        if forecaster is not None:
+            summary["forecast"] = _forecast_facts(forecaster, world, split, config.seed)
         if tracks:
             summary["reference_policies"] = {
                 str(seed): {name: finite_values(track.measures) for name, track in own.items()}
@@ -205,6 +243,18 @@ def evaluate(
             (directory / TRUST).unlink(missing_ok=True)  # it would be of other agents
         write_json(directory / "summary.json", summary, sort_keys=True)
     return load_evaluation(run.home, split)
+
+
+def _forecast_facts(
+    forecaster: Forecaster, world: World, split: SplitName, seed: int
+) -> dict[str, Any]:
+    """What summary.json says of the forecaster: choices, and rank ICs out of sample."""
+    splits = dict.fromkeys(("valid", split))
+    return {
+        **forecaster.facts,
+        **forecaster.rule._asdict(),
+        "rank_ic": {s: forecast_ic(forecaster, world, world.span(s), seed) for s in splits},
+    }
 
 
 def _backtest_references(

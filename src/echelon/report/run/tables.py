@@ -250,6 +250,44 @@ def references_by_seed(split: SplitData, words: Words) -> Table:
     return Table(head, rows)
 
 
+def forecast_table(split: SplitData, words: Words) -> NotedTable | None:
+    """Rank ICs of the forecaster by window, and how it is traded; None where there is none."""
+    facts = split.facts.get("forecast")
+    if facts is None:
+        return None
+    head = [words(key) for key in ("forecast_window", "rank_ic", "interval_95", "icir", "days")]
+    rows: list[list[Content]] = []
+    for name, ic in facts["rank_ic"].items():
+        low, high = ("" if ic[end] is None else f"{ic[end]:.3f}" for end in ("low", "high"))
+        interval = words("range", low=low, high=high) if low and high else DASH
+        numbers = (DASH if value is None else value for value in (ic["ic"], ic["icir"]))
+        mean, ratio = (n if isinstance(n, str) else f"{n:.3f}" for n in numbers)
+        rows.append([words(f"split_{name}"), mean, interval, ratio, f"{ic['days']:,}"])
+    shown = {name: facts[name] for name in ("top", "tranches", "horizon", "cells")}
+    note = words(
+        "forecast_note",
+        model=words(f"forecast_{facts['model']}"),
+        kept=f"{facts['top'] * facts['buffer']:.0f}",
+        choices=len(facts["choices"]),
+        **{name: f"{number:,}" for name, number in shown.items()},
+    )
+    return NotedTable(Table(head, rows), note)
+
+
+def forecast_choices(split: SplitData, words: Words) -> Table:
+    """What was tried on the validation window, the chosen one marked."""
+    facts = split.facts["forecast"]
+    head = [words(key) for key in ("forecast_top", "forecast_buffer", "forecast_ratio")]
+    rows: list[list[Content]] = []
+    for choice in facts["choices"]:
+        mark = "best" if all(choice[n] == facts[n] for n in ("top", "buffer")) else ""
+        ratios = (choice["information_ratio"], choice["sharpe_annual"])
+        cells = (DASH if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+        texts = (f"{choice['top']:,}", f"{choice['buffer']:g}×", *cells)
+        rows.append([Cell(text, mark) for text in texts])
+    return Table([*head, words.measure("sharpe_annual")], rows, "measures")
+
+
 def execution_table(split: SplitData, words: Words) -> NotedTable | None:
     """What working the orders cost by book, in basis points; None where nothing is known."""
     blotters = {
