@@ -13,12 +13,13 @@ import torch
 from scipy import stats
 from worlds import make_config, make_world
 
-from echelon.agents import pretraining
+from echelon.agents import encoder_training, pretraining
 from echelon.agents.apg import APG
+from echelon.agents.cross_fit import cut_folds, fit_fold, purged_bars
 from echelon.agents.expert import SACLearner
 from echelon.agents.foresight import Forecasts, boosted_forecasts, scores, summary
 from echelon.agents.outcomes import Scale, Targets, fit_scale, last_values, outcomes
-from echelon.agents.pretraining import Pretrained, cut_folds, ensure_encoder, pretrain
+from echelon.agents.pretraining import Pretrained, ensure_encoder, pretrain
 from echelon.agents.tables import EmbeddingTable, encode_span
 from echelon.config import Config, load_config
 from echelon.envs.world import World
@@ -132,9 +133,11 @@ def test_correlation_loss_is_one_minus_the_mean_correlation_of_the_rows() -> Non
                 if known.any():
                     ics.append(np.corrcoef(mine[known], theirs[known])[0, 1])
     assert len(ics) == 27, "a row without outcomes counts for nothing"
-    loss = pretraining.correlation_loss(said, y)
+    loss = encoder_training.correlation_loss(said, y)
     np.testing.assert_allclose(float(loss), 1.0 - np.mean(ics), atol=1e-5)
-    np.testing.assert_allclose(float(pretraining.correlation_loss(3.0 * said + 1.0, y)), loss, 1e-5)
+    np.testing.assert_allclose(
+        float(encoder_training.correlation_loss(3.0 * said + 1.0, y)), loss, 1e-5
+    )
 
 
 def test_pairwise_loss_is_the_mean_over_pairs_of_known_assets() -> None:
@@ -145,16 +148,16 @@ def test_pairwise_loss_is_the_mean_over_pairs_of_known_assets() -> None:
         for d, b in zip(ahead.flatten().tolist(), better.flatten().tolist(), strict=True):
             if np.isfinite(b):
                 pairs.append(np.log1p(np.exp(-d * np.sign(b))))
-    loss = pretraining.pairwise_loss(said, y)
+    loss = encoder_training.pairwise_loss(said, y)
     np.testing.assert_allclose(float(loss), np.mean(pairs), rtol=1e-12)
     order = torch.from_numpy(np.nan_to_num(y.numpy()))
-    assert float(pretraining.pairwise_loss(9.0 * order, y)) < float(loss)
+    assert float(encoder_training.pairwise_loss(9.0 * order, y)) < float(loss)
 
 
 def test_losses_of_what_is_unknown_are_finite_and_have_no_gradient() -> None:
     said = torch.zeros(2, 3, 1, requires_grad=True)
     nothing = torch.full((2, 3, 1), torch.nan)
-    for loss in (pretraining.correlation_loss, pretraining.pairwise_loss):
+    for loss in (encoder_training.correlation_loss, encoder_training.pairwise_loss):
         loss(said, nothing).backward()  # type: ignore[no-untyped-call]
         assert said.grad is not None
         assert not said.grad.any()
@@ -163,11 +166,11 @@ def test_losses_of_what_is_unknown_are_finite_and_have_no_gradient() -> None:
 def test_each_kind_of_target_has_its_share_of_the_loss() -> None:
     said, y = with_gaps()
     ranked = np.array([True, False, False])
-    whole = pretraining.forecast_loss(said, y, ranked, "ic")
-    ic = pretraining.correlation_loss(said[..., :1], y[..., :1])
+    whole = encoder_training.forecast_loss(said, y, ranked, "ic")
+    ic = encoder_training.correlation_loss(said[..., :1], y[..., :1])
     squares = (said - y)[..., 1:].square()
     np.testing.assert_allclose(float(whole), ic / 3 + 2 / 3 * squares.nanmean(), rtol=1e-12)
-    plain = pretraining.forecast_loss(said, y, ranked, "mse")
+    plain = encoder_training.forecast_loss(said, y, ranked, "mse")
     np.testing.assert_allclose(float(plain), (said - y).square().nanmean(), rtol=1e-12)
 
 
@@ -356,7 +359,7 @@ def test_table_of_another_world_is_of_the_whole_fit(fitted: Pretrained) -> None:
 
 def test_what_happens_in_a_block_does_not_reach_who_scores_it() -> None:
     world, config = planted(), settings("pretrain.epochs=2")
-    purge = pretraining.purged_bars(config)
+    purge = purged_bars(config)
     blocks = cut_folds(world.spans("train"), FOLDS, purge)
     for k, block in enumerate(blocks):
         (rows,) = block.held
@@ -366,7 +369,7 @@ def test_what_happens_in_a_block_does_not_reach_who_scores_it() -> None:
         changed = replace(world, x=x, growth=growth)
         for other, inside in ((k, False), ((k + 1) % FOLDS, True)):
             fits = [
-                pretraining._fit_fold(config, where, blocks[other], 2, (0, other), lambda: False)
+                fit_fold(config, where, blocks[other], 2, (0, other), lambda: False)
                 for where in (world, changed)
             ]
             first, second = (fit.state_dict() for fit in fits if fit is not None)
@@ -377,7 +380,7 @@ def test_no_fold_shares_a_bar_of_windows_or_targets_with_its_block() -> None:
     config = settings("pretrain.horizons=[3]")
     reach = Targets.from_config(config.pretrain).reach
     assert reach == 4
-    for block in cut_folds((range(W - 1, 200),), 4, pretraining.purged_bars(config)):
+    for block in cut_folds((range(W - 1, 200),), 4, purged_bars(config)):
         (held,) = block.held
         # What block rows look at, and what comes of them.
         bars = range(held.start - W + 1, held.stop + reach)

@@ -15,7 +15,7 @@ import torch
 from markets import CONFIGS
 from worlds import make_config, make_world
 
-from echelon.agents import foresight, pretraining
+from echelon.agents import encoder_training, foresight, pretraining
 from echelon.agents.foresight import Forecasts, fit_linear, linear_forecasts, scores, summary
 from echelon.agents.outcomes import Scale, Targets, fit_scale, last_values, outcomes
 from echelon.agents.pretraining import Pretrained, ensure_encoder, pretrain
@@ -355,7 +355,7 @@ def build(config: Config, world: World) -> Any:
 
 def test_hidden_rows_are_not_seen_and_absent_ones_do_not_count() -> None:
     world, config = a_world(), tiny()
-    net = pretraining.Forecaster(build(config, world), 4, np.zeros(4, dtype=bool))
+    net = encoder_training.Forecaster(build(config, world), 4, np.zeros(4, dtype=bool))
     x = torch.from_numpy(world.x[:12].copy())[None]
     hide = torch.zeros(1, 12, 3, dtype=torch.bool)
     hide[0, 6] = True
@@ -416,7 +416,7 @@ def test_disabled_pretraining_leaves_the_encoder_as_drawn() -> None:
 
 def test_periods_are_chosen_in_windows_of_one_stretch_each() -> None:
     world = a_world(stretches={"train": (range(6, 20), range(30, 42))})
-    x = pretraining.whole_windows(world, world.spans("train"))
+    x = encoder_training.whole_windows(world, world.spans("train"))
     wanted = [*range(5, 20), *range(27, 42)]
     assert torch.equal(x, torch.from_numpy(world.x[wanted]))
 

@@ -37,18 +37,28 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import TypedDict
 
+from echelon.agents.cross_fit import cut_folds, fit_fold, mean_ics, purged_bars
+from echelon.agents.encoder_training import (
+    RUN_BARS,
+    Descent,
+    clones,
+    draw_encoder,
+    forecast_loss,
+    row_chunks,
+    rows_behind,
+    served_encoder,
+)
 from echelon.agents.foresight import (
     Forecasts,
     boosted_forecasts,
@@ -60,7 +70,7 @@ from echelon.agents.outcomes import Pieces, Targets, fit_scale, last_values, out
 from echelon.agents.tables import encode_span
 from echelon.config import Config
 from echelon.envs.world import World
-from echelon.errors import DamagedError, DataError, StoreError, TrainingError, shorten
+from echelon.errors import DamagedError, DataError, StoreError, shorten
 from echelon.files import (
     check_tree,
     exclusive_lock,
@@ -68,31 +78,11 @@ from echelon.files import (
     recover_directory,
     standing_directory,
 )
-from echelon.models.encoders import (
-    Encoder,
-    Fold,
-    JoinedEncoder,
-    Scores,
-    build_encoder,
-    build_served,
-    init_linear,
-)
-from echelon.ops.ranks import rank_ic
+from echelon.models.encoders import Encoder, Fold, build_served
 from echelon.rng import global_draws, stream
 from echelon.runs.checkpoint import below_prefix, with_prefix
 from echelon.runs.tensor_files import TensorFiles
 from echelon.types import Bools, Floats32
-
-_RUN_BARS = 16
-"""Neighbouring rows that are encoded together."""
-_MASKED_RUNS, _MASKED_WEIGHT = 4, 0.1
-"""One run in so many is encoded a second time, with rows hidden; weight of its loss."""
-_AVERAGED_STEPS = 500
-"""Steps over which the running mean of the weights forgets."""
-_GRAD_CLIP = 1.0
-_PAIRS = 16
-"""Others that the pairwise loss compares an asset with."""
-_CHUNK_BARS = 256
 
 _FILES = TensorFiles("weights.safetensors", "encoder.json", "encoder", 1, "another directory")
 _NAME = "encoder"
@@ -203,7 +193,7 @@ def pretrain(
     torch.set_num_threads(config.train.threads)
     pieces = world.spans("train")
     with global_draws(seed, "pretrain"):
-        encoder = _fresh_encoder(config, world, pieces)
+        encoder = draw_encoder(config, world, pieces)
         if not config.pretrain.enabled:
             return Pretrained(encoder.eval(), {"enabled": False})
         training = Pretraining(config, world, valid or world, encoder, seed)
@@ -215,13 +205,13 @@ def pretrain(
         blocks = cut_folds(pieces, config.pretrain.cross_fit, purged_bars(config))
         fits = []
         for k, block in enumerate(blocks):
-            fit = _fit_fold(config, world, block, facts["best_epoch"], (seed, k), should_stop)
+            fit = fit_fold(config, world, block, facts["best_epoch"], (seed, k), should_stop)
             if fit is None:
                 return None
             fits.append(fit)
         facts["folds"] = [[[rows.start, rows.stop] for rows in block.held] for block in blocks]
         served.folds = _folds(facts["folds"], fits)
-        facts["cross_fit"] = _cross_fit_ics(world, served, training.y, training.targets.names)
+        facts["cross_fit"] = mean_ics(world, served, training.y, training.targets.names)
     return Pretrained(served, facts)
 
 
@@ -297,189 +287,6 @@ def _remedy(path: Path) -> str:
     return f"Remove the directory {path}, and it is pre-trained again."
 
 
-class MaskedErrors(NamedTuple):
-    """Sums over hidden cells: squared error, square of what was hidden, number."""
-
-    error: Tensor
-    square: Tensor
-    cells: Tensor
-
-
-class Forecaster(nn.Module):
-    """The encoder, what it foretells, and what it remembers of hidden rows."""
-
-    def __init__(self, encoder: Encoder, n_targets: int, drawn: Bools) -> None:
-        """drawn[K]: targets whose loss cannot begin with forecasts that are all alike"""
-        super().__init__()
-        self.encoder = encoder
-        self.ahead = nn.Linear(encoder.d_model, n_targets)
-        self.hidden = nn.Linear(encoder.d_model, encoder.window * encoder.n_features)
-        nn.init.zeros_(self.ahead.weight)  # the first forecast is the mean
-        if drawn.any():
-            init_linear(self.ahead)
-            with torch.no_grad():
-                self.ahead.weight[torch.from_numpy(~drawn)] = 0.0
-        nn.init.zeros_(self.ahead.bias)
-
-    def forecast(self, x: Tensor) -> Tensor:
-        """x[..,S,N,F] -> scaled forecasts[..,S-W+1,N,K]."""
-        said: Tensor = self.ahead(self.encoder(x))
-        return said
-
-    def masked_errors(self, x: Tensor, hide: Tensor, present: Tensor, sd: Tensor) -> MaskedErrors:
-        """Errors on the rows of x[G,S,N,F] that `hide`[G,S,N] says; sd[F]: the features' own."""
-        window = self.encoder.window
-        z = self.encoder(torch.where(hide[..., None], 0.0, x))
-        decoded = self.hidden(z).unflatten(-1, (window, -1))
-        wanted = (x / sd).unfold(1, window, 1).transpose(-1, -2)
-        counted = (hide & present).unfold(1, window, 1)[..., None]
-        n = counted.sum() * x.shape[-1]
-        error = torch.where(counted, decoded - wanted, 0.0).square().sum()
-        return MaskedErrors(error, torch.where(counted, wanted, 0.0).square().sum(), n)
-
-
-def forecast_loss(said: Tensor, y: Tensor, ranked: Bools, kind: str) -> Tensor:
-    """Mean over the targets of said, y[..,N,K]; NaN is unknown. kind: what ranks are learned by"""
-    known = torch.isfinite(y)
-    if kind == "mse" or not ranked.any():
-        return torch.where(known, said - y.nan_to_num(), 0.0).square().sum() / known.sum().clamp(
-            min=1
-        )
-    of_rank = correlation_loss if kind == "ic" else pairwise_loss
-    loss = of_rank(said[..., ranked], y[..., ranked])
-    if ranked.all():
-        return loss
-    share = float(ranked.mean())
-    others = forecast_loss(said[..., ~ranked], y[..., ~ranked], ranked[~ranked], "mse")
-    return share * loss + (1.0 - share) * others
-
-
-def correlation_loss(said: Tensor, y: Tensor) -> Tensor:
-    """1 − the mean over rows of the correlation across the assets of said, y[..,N,K]."""
-    known = torch.isfinite(y)
-    count = known.sum(-2, keepdim=True).clamp(min=1)
-    said, y = (torch.where(known, part, 0.0) for part in (said, y))
-    said, y = (
-        torch.where(known, part - part.sum(-2, keepdim=True) / count, 0.0) for part in (said, y)
-    )
-    spread = y.square().sum(-2)
-    # Forecasts that are nearly alike count as a little apart, or their gradient has no bound.
-    size = (said.square().sum(-2) + 1e-6 * count.squeeze(-2)) * spread
-    counted = spread > 0.0
-    ic = (said * y).sum(-2) / torch.where(counted, size, 1.0).sqrt()
-    return 1.0 - (ic * counted).sum() / counted.sum().clamp(min=1)
-
-
-def pairwise_loss(said: Tensor, y: Tensor) -> Tensor:
-    """Mean over pairs of assets of log(1 + exp(−d)), d being how far the better one is ahead.
-
-    Not of all N² pairs: each asset against the ones at `_PAIRS` distances round the ring of assets.
-    """
-    n_assets = said.shape[-2]
-    steps = np.unique(np.linspace(1, max(1, n_assets // 2), _PAIRS).astype(int)).tolist()
-    total, n = said.new_zeros(()), 0
-    for step in steps:
-        ahead, better = said - said.roll(step, -2), y - y.roll(step, -2)
-        counted = torch.isfinite(better) & (better != 0.0)
-        loss = nn.functional.softplus(-ahead * better.nan_to_num().sign())
-        total = total + torch.where(counted, loss, 0.0).sum()
-        n = n + counted.sum()
-    return total / torch.as_tensor(n).clamp(min=1)
-
-
-class Descent:
-    """A net that learns on some stretches of the train window, and the running mean of its weights.
-
-    y[T,N,K]: the targets of their rows
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        world: World,
-        pieces: Pieces,
-        y: Floats32,
-        encoder: Encoder,
-        rng: np.random.Generator,
-    ) -> None:
-        self.settings, self.world, self.pieces = config.pretrain, world, pieces
-        self.y, self.rng = y, rng
-        self.ranked = Targets.from_config(config.pretrain).ranked
-        self.feature_sd = torch.from_numpy(_feature_sd(world, pieces))
-        drawn = self.ranked & (self.settings.loss != "mse")
-        self.net = Forecaster(encoder, y.shape[2], drawn)
-        self.weights: list[Tensor] = list(self.net.parameters())
-        self.optimizer = torch.optim.AdamW(
-            self.weights, lr=self.settings.lr, weight_decay=self.settings.weight_decay, fused=True
-        )
-        # The mean of the weights of the last steps, the newest of which weigh most.
-        self.mean, self.steps = _clones(self.weights), 0
-
-    def run_pass(self, should_stop: Callable[[], bool]) -> float | None:
-        """One pass; the mean loss of its steps, None: stopped."""
-        losses = []
-        self.net.train()
-        for batch in self.batches():
-            if should_stop():
-                return None
-            losses.append(self._step(batch))
-            self.steps += 1
-            share = max(1.0 / _AVERAGED_STEPS, 3.0 / (3.0 + self.steps))
-            torch._foreach_lerp_(self.mean, [weight.detach() for weight in self.weights], share)
-        return float(np.mean(losses))
-
-    @torch.no_grad()
-    def put(self, weights: Sequence[Tensor]) -> None:
-        """Let the net have these weights."""
-        torch._foreach_copy_(self.weights, weights)
-
-    def batches(self) -> Iterator[list[range]]:
-        """Runs of neighbouring rows, all of one length, shuffled; as many as make up a step."""
-        rows = self.settings.batch_rows
-        length = min(_RUN_BARS, rows, *(len(piece) for piece in self.pieces))
-        runs = []
-        for piece in self.pieces:
-            # What does not fill a run is left out, at the front or at the end at random.
-            shift = int(self.rng.integers(len(piece) % length + 1))
-            firsts = range(piece.start + shift, piece.stop - length + 1, length)
-            runs += [range(first, first + length) for first in firsts]
-        order = self.rng.permutation(len(runs))
-        if self.settings.pass_rows is not None:
-            order = order[: max(1, self.settings.pass_rows // length)]
-        per_step = max(1, rows // length)
-        for first in range(0, len(order), per_step):
-            yield [runs[k] for k in order[first : first + per_step]]
-
-    def _step(self, runs: list[range]) -> float:
-        x = torch.from_numpy(np.stack([_behind(self.world, run, self.world.x) for run in runs]))
-        y = torch.from_numpy(np.stack([self.y[run.start : run.stop] for run in runs]))
-        loss = forecast_loss(self.net.forecast(x), y, self.ranked, self.settings.loss)
-        total = loss
-        if self.settings.masked_share:
-            some = max(1, len(runs) // _MASKED_RUNS)
-            masked = self.mask(self.world, runs[:some], x[:some], self.rng)
-            total = loss + _MASKED_WEIGHT * masked.error / masked.cells.clamp(min=1)
-        self.optimizer.zero_grad(set_to_none=True)
-        total.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self.weights, _GRAD_CLIP)
-        whole, length = float(total.detach()), float(norm)
-        if not (math.isfinite(whole) and math.isfinite(length)):
-            raise TrainingError(
-                f"pre-training diverged: the loss is {whole} and the gradient's norm {length}. "
-                "Lower pretrain.lr, and check the features for outliers."
-            )
-        self.optimizer.step()
-        return float(loss.detach())
-
-    def mask(
-        self, world: World, runs: list[range], x: Tensor, rng: np.random.Generator
-    ) -> MaskedErrors:
-        """Errors on rows hidden at random of x[G,S,N,F], the rows of `runs` and their windows."""
-        hide = torch.from_numpy(rng.random(x.shape[:3]) < self.settings.masked_share)
-        present = np.stack([_behind(world, run, world.present) for run in runs])
-        return self.net.masked_errors(x, hide, torch.from_numpy(present), self.feature_sd)
-
-
 class Pretraining:
     def __init__(
         self, config: Config, world: World, valid: World, encoder: Encoder, seed: int
@@ -519,14 +326,14 @@ class Pretraining:
             loss = descent.run_pass(should_stop)
             if loss is None:
                 return None
-            own = _clones(descent.weights)
+            own = clones(descent.weights)
             descent.put(descent.mean)
             said = self._forecasts(self.valid, self.stop_pieces)
             descent.put(own)
             valid_losses.append(_loss(said, self.y_stop, self.targets.ranked, settings.loss))
             train_losses.append(loss)
             if valid_losses[-1] < best:
-                best, best_epoch, best_weights = valid_losses[-1], epoch, _clones(descent.mean)
+                best, best_epoch, best_weights = valid_losses[-1], epoch, clones(descent.mean)
             if epoch - best_epoch >= settings.patience:
                 break
         descent.put(best_weights)
@@ -556,8 +363,8 @@ class Pretraining:
         self.net.eval()
         rng = stream(self.seed, "pretrain", "hidden")
         error, square = 0.0, 0.0
-        for rows in _chunks(self.score_pieces, _RUN_BARS):
-            x = torch.from_numpy(_behind(self.valid, rows, self.valid.x))[None]
+        for rows in row_chunks(self.score_pieces, RUN_BARS):
+            x = torch.from_numpy(rows_behind(self.valid, rows, self.valid.x))[None]
             part = self.descent.mask(self.valid, [rows], x, rng)
             error, square = error + float(part.error), square + float(part.square)
         return 1.0 - error / square if square else None
@@ -588,151 +395,8 @@ def _loss(said: Floats32, y: Floats32, ranked: Bools, kind: str) -> float:
     return float(forecast_loss(*wide, ranked, kind))
 
 
-def _fresh_encoder(config: Config, world: World, pieces: Pieces) -> Encoder:
-    encoder = build_encoder(config, world.x.shape[2])
-    if encoder.looks:
-        encoder.fit(whole_windows(world, pieces))
-    return encoder
-
-
-def served_encoder(config: Config, net: Forecaster) -> Encoder:
-    """What agents stand on: the encoder, or with cross-fitting what its head says."""
-    encoder = net.encoder
-    if config.pretrain.cross_fit:
-        scores = Scores(encoder.d_model, net.ahead.out_features)
-        scores.ahead = net.ahead
-        encoder = JoinedEncoder(config, encoder, scores, net.ahead.out_features)
-    return encoder.eval()
-
-
-class FoldPieces(NamedTuple):
-    """Rows of a block of the train window, and those an encoder may be fitted on to score them."""
-
-    held: tuple[range, ...]
-    fitted: tuple[range, ...]
-
-
-def purged_bars(config: Config) -> int:
-    """Bars on each side of a block that its encoder is not fitted on.
-
-    A window of features reaches back, a target ahead: with both left out, nothing that is fitted on
-    shares a bar with what the block's rows see, nor with what comes of them.
-    """
-    return config.window + Targets.from_config(config.pretrain).reach
-
-
-def cut_folds(pieces: Pieces, n_folds: int, purge: int) -> list[FoldPieces]:
-    """The rows of the train window in blocks of equal length, in order of time."""
-    total = sum(len(piece) for piece in pieces)
-    bounds = [total * k // n_folds for k in range(n_folds + 1)]
-    starts = np.cumsum([0, *(len(piece) for piece in pieces)]).tolist()
-    folds = []
-    for low, high in pairwise(bounds):
-        held: list[range] = []
-        fitted: list[range] = []
-        for piece, start in zip(pieces, starts, strict=False):
-            a, b = (
-                min(max(piece.start + at - start, piece.start), piece.stop) for at in (low, high)
-            )
-            if a == b:
-                fitted.append(piece)
-                continue
-            held.append(range(a, b))
-            fitted += [range(piece.start, a - purge), range(b + purge, piece.stop)]
-        # What holds no run of rows teaches little, and would shorten all the others.
-        longest = max((len(rows) for rows in fitted), default=0)
-        kept = tuple(rows for rows in fitted if rows and len(rows) >= min(_RUN_BARS, longest))
-        if not kept or not held:
-            raise DataError(
-                f"pretrain.cross_fit={n_folds}: the train window has {total} bars, and a block of "
-                f"{high - low} of them with {purge} on each side leaves nothing to fit on. Take "
-                "fewer blocks, a shorter window or horizon, or lengthen split.train."
-            )
-        folds.append(FoldPieces(tuple(held), kept))
-    return folds
-
-
-def _fit_fold(
-    config: Config,
-    world: World,
-    block: FoldPieces,
-    passes: int,
-    name: tuple[int, int],
-    should_stop: Callable[[], bool],
-) -> Encoder | None:
-    """The encoder of one block, fitted without it; name: seed and number; None: stopped."""
-    seed, number = name
-    targets = Targets.from_config(config.pretrain)
-    with global_draws(seed, "pretrain", number):
-        encoder = _fresh_encoder(config, world, block.fitted)
-        y = outcomes(world, block.fitted, targets, fit_scale(world, block.fitted, targets))
-        rng = stream(seed, "pretrain", "batches", number)
-        descent = Descent(config, world, block.fitted, y, encoder, rng)
-        for _ in range(passes):
-            if descent.run_pass(should_stop) is None:
-                return None
-        descent.put(descent.mean)
-        return served_encoder(config, descent.net)
-
-
-def _cross_fit_ics(
-    world: World, served: Encoder, y: Floats32, names: Sequence[str]
-) -> dict[str, dict[str, float | None]]:
-    """Name of a target → mean rank IC on the train window, in sample and out of fold."""
-    ics: dict[str, dict[str, float | None]] = {name: {} for name in names}
-    said = {
-        "in_sample": [(fold.rows, encode_span(served, world, fold.rows)) for fold in served.folds],
-        "out_of_fold": [
-            (fold.rows, encode_span(fold.encoder, world, fold.rows)) for fold in served.folds
-        ],
-    }
-    for kind, parts in said.items():
-        for k, name in enumerate(names):
-            daily = np.concatenate(
-                [rank_ic(z[..., k].numpy(), y[rows.start : rows.stop, :, k]) for rows, z in parts]
-            )
-            known = daily[np.isfinite(daily)]
-            ics[name][kind] = float(known.mean()) if len(known) else None
-    return ics
-
-
-def _clones(weights: Sequence[Tensor]) -> list[Tensor]:
-    return [weight.detach().clone() for weight in weights]
-
-
 def _rows(values: Floats32, pieces: Pieces) -> Floats32:
     return np.concatenate([values[piece.start : piece.stop] for piece in pieces])
-
-
-def _chunks(pieces: Pieces, bars: int = _CHUNK_BARS) -> Iterator[range]:
-    for piece in pieces:
-        for first in range(piece.start, piece.stop, bars):
-            yield range(first, min(first + bars, piece.stop))
-
-
-def _behind(world: World, rows: range, values: NDArray[Any]) -> NDArray[Any]:
-    """values[T,..] of `rows` and of the W - 1 rows before them, as a copy."""
-    return np.array(values[rows.start - world.window + 1 : rows.stop])
-
-
-def whole_windows(world: World, pieces: Pieces) -> Tensor:
-    """Features of whole windows, one after another; none crosses from one stretch to the next."""
-    lengths = [-(-len(piece) // world.window) * world.window for piece in pieces]
-    ends = zip(pieces, lengths, strict=True)
-    return torch.from_numpy(np.concatenate([world.x[p.stop - n : p.stop] for p, n in ends]))
-
-
-def _feature_sd(world: World, pieces: Pieces) -> Floats32:
-    """[F] deviation of each feature on the train window; 1 for those that never move."""
-    total, square, count = np.zeros((3, world.x.shape[2]))
-    for rows in _chunks(pieces):
-        x = world.x[rows.start : rows.stop][world.present[rows.start : rows.stop]]
-        total = total + x.sum(axis=0, dtype=np.float64)
-        square = square + (x.astype(np.float64) ** 2).sum(axis=0)
-        count = count + len(x)
-    mean = total / np.maximum(count, 1)
-    sd = np.sqrt(np.maximum(square / np.maximum(count, 1) - mean**2, 0.0))
-    return np.where(sd > 0.0, sd, 1.0).astype(np.float32)
 
 
 def _halves(pieces: Pieces) -> tuple[Pieces, Pieces]:
