@@ -531,6 +531,16 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "features.indicators.heikin_ashi": ("features.indicators.heikin_ashi=false", _names),
     "features.indicators.supertrend": ("features.indicators.supertrend=[10, 2.0]", _x),
     "features.stationary.enabled": ("features.stationary.enabled=true", _names),
+    "features.alpha158": ("features.alpha158=true", _names),
+    "features.cross_section.method": ("features.cross_section.method=zscore", _names),
+    "features.cross_section.of": (
+        "features.cross_section.of=[close]",
+        under(_names, "features.cross_section.method=rank"),
+    ),
+    "features.cross_section.keep": (
+        "features.cross_section.keep=true",
+        under(_names, "features.cross_section.method=rank"),
+    ),
     "normalization.method": ("normalization.method=none", _x),
     "normalization.fit_on": ("normalization.fit_on=all", _refusal),
     "normalization.include": ("normalization.include=[OHLCV]", _x),
