@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from echelon.agents.encoder_training import RUN_BARS, Descent, draw_encoder, served_encoder
 from echelon.agents.outcomes import Pieces, Targets, fit_scale, outcomes
@@ -98,17 +99,15 @@ def mean_ics(
 ) -> dict[str, dict[str, float | None]]:
     """Name of a target → mean rank IC on the train window, in sample and out of fold."""
     ics: dict[str, dict[str, float | None]] = {name: {} for name in names}
-    said = {
-        "in_sample": [(fold.rows, encode_span(served, world, fold.rows)) for fold in served.folds],
-        "out_of_fold": [
-            (fold.rows, encode_span(fold.encoder, world, fold.rows)) for fold in served.folds
-        ],
-    }
-    for kind, parts in said.items():
+    rows = np.concatenate([np.arange(fold.rows.start, fold.rows.stop) for fold in served.folds])
+    for kind in ("in_sample", "out_of_fold"):
+        scores = [
+            encode_span(served if kind == "in_sample" else fold.encoder, world, fold.rows)
+            for fold in served.folds
+        ]
+        z = torch.cat(scores).double().numpy()
         for k, name in enumerate(names):
-            daily = np.concatenate(
-                [rank_ic(z[..., k].numpy(), y[rows.start : rows.stop, :, k]) for rows, z in parts]
-            )
+            daily = rank_ic(z[..., k], y[rows, :, k].astype(np.float64))
             known = daily[np.isfinite(daily)]
             ics[name][kind] = float(known.mean()) if len(known) else None
     return ics

@@ -10,7 +10,7 @@ Axes: `T` rows of the world, `N` assets, `F` features, `W` window, `K` targets; 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,14 +117,14 @@ def pairwise_loss(said: Tensor, y: Tensor) -> Tensor:
     """
     n_assets = said.shape[-2]
     steps = np.unique(np.linspace(1, max(1, n_assets // 2), _PAIRS).astype(int)).tolist()
-    total, n = said.new_zeros(()), 0
+    total, n = said.new_zeros(()), said.new_zeros(())
     for step in steps:
         ahead, better = said - said.roll(step, -2), y - y.roll(step, -2)
         counted = torch.isfinite(better) & (better != 0.0)
         loss = nn.functional.softplus(-ahead * better.nan_to_num().sign())
         total = total + torch.where(counted, loss, 0.0).sum()
         n = n + counted.sum()
-    return total / torch.as_tensor(n).clamp(min=1)
+    return total / n.clamp(min=1)
 
 
 class Descent:
@@ -170,7 +170,7 @@ class Descent:
         return float(np.mean(losses))
 
     @torch.no_grad()
-    def put(self, weights: Sequence[Tensor]) -> None:
+    def put(self, weights: list[Tensor]) -> None:
         """Let the net have these weights."""
         torch._foreach_copy_(self.weights, weights)
 
@@ -221,7 +221,7 @@ class Descent:
         return self.net.masked_errors(x, hide, torch.from_numpy(present), self.feature_sd)
 
 
-def clones(weights: Sequence[Tensor]) -> list[Tensor]:
+def clones(weights: list[Tensor]) -> list[Tensor]:
     return [weight.detach().clone() for weight in weights]
 
 

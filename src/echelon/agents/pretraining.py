@@ -317,7 +317,12 @@ class Pretraining:
         self.net = self.descent.net
 
     def run(self, should_stop: Callable[[], bool]) -> dict[str, Any] | None:
-        """Train to the end, leave the best weights, compare with the rivals; None: stopped."""
+        """Train to the end, compare with the rivals, say how it went; None: stopped."""
+        facts = self.fit(should_stop)
+        return None if facts is None else facts | self._compare()
+
+    def fit(self, should_stop: Callable[[], bool]) -> dict[str, Any] | None:
+        """Train to the end and leave the best weights; None: stopped."""
         settings, descent = self.config.pretrain, self.descent
         best, best_epoch, best_weights = math.inf, 0, descent.mean
         train_losses: list[float] = []
@@ -344,7 +349,6 @@ class Pretraining:
             "ending": "done" if len(valid_losses) == settings.epochs else "patience",
             "train_loss": train_losses,
             "valid_loss": valid_losses,
-            **self._compare(),
         }
 
     @torch.no_grad()
@@ -391,8 +395,8 @@ class Pretraining:
 
 
 def _loss(said: Floats32, y: Floats32, ranked: Bools, kind: str) -> float:
-    wide = (torch.from_numpy(part.astype(np.float64)) for part in (said, y))
-    return float(forecast_loss(*wide, ranked, kind))
+    said_wide, y_wide = (torch.from_numpy(part.astype(np.float64)) for part in (said, y))
+    return float(forecast_loss(said_wide, y_wide, ranked, kind))
 
 
 def _rows(values: Floats32, pieces: Pieces) -> Floats32:
