@@ -93,14 +93,16 @@ def verdict_sentence(trust: Tree, words: Words, counted: int | None, what: str =
     span = span_of(both, yearly(trust))
     estimate, low, high = (_RATIO.format(value) for value in span)
     active = trust.get("active", {}).get(AGENT)
-    more = "" if active is None else words("ratio_is", **_shown(span_of(active, yearly(trust))))
+    more = (
+        "" if active is None else words("ratio_is", **_format_span(span_of(active, yearly(trust))))
+    )
     if math.isnan(span.low):
         return words("difference_bare", verdict=said, estimate=estimate, more=more)
     bounds = {"estimate": estimate, "low": low, "high": high}
     return words(template, verdict=said, baseline=baseline, more=more, **bounds)
 
 
-def _shown(span: Span) -> dict[str, str]:
+def _format_span(span: Span) -> dict[str, str]:
     return {name: _RATIO.format(value) for name, value in span._asdict().items()}
 
 
