@@ -188,8 +188,8 @@ WIDE = NullMarket(windows=NullWindows(130, 70, 80), n_assets=50)
 
 
 def test_wide_market_has_fewer_years_and_is_traded_by_noise_most_of_all(tmp_path: Path) -> None:
-    assert NullMarket().widened(120).windows == WIDE_WINDOWS
-    assert NullMarket().widened(12) == NullMarket(n_assets=12)
+    assert NullMarket().with_assets(120).windows == WIDE_WINDOWS
+    assert NullMarket().with_assets(12) == NullMarket(n_assets=12)
     assert sum(kind == "noise" for kind in WIDE.rota) > len(WIDE.rota) / 2
     found = NullCheapPart(CONFIG, WIDE, (0, 1, 3)).run(tmp_path, lambda _: None, lambda: False)
     assert found is not None

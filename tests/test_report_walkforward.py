@@ -211,7 +211,7 @@ def test_ensemble_stands_in_tables_and_statistics(joined: Path) -> None:
     assert measures["information_ratio"] == pytest.approx(ratio * math.sqrt(252))
     text = text_of(write_walk_forward_report(joined).read_text(encoding="utf-8"))
     assert "Ensemble of the seeds: Sharpe ratio vs each baseline" in text
-    assert "Agent Ensemble of the seeds Equal weight Benchmark" in text
+    assert "Agent Ensemble Equal weight Benchmark" in text
 
 
 def test_every_year_stands_alone_and_from_it_to_the_end(joined: Path) -> None:
@@ -247,6 +247,8 @@ def test_every_year_stands_alone_and_from_it_to_the_end(joined: Path) -> None:
     line = walk.statistics["from"][str(last)]["agent"]["information"]["single"]["estimate"]
     shown = LABELS["sharpe_annual"].format(line * math.sqrt(252))
     assert f"{last} – {last} {shown} " in text
+    whole = walk.statistics["active"]["agent"]["single"]["estimate"] * math.sqrt(252)
+    assert f"{first} – {last} {LABELS['sharpe_annual'].format(whole)} " in text
 
 
 def test_capacity_is_the_mean_over_the_folds(joined: Path) -> None:

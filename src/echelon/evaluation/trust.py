@@ -287,7 +287,7 @@ def compare_books(
         return ComparedBooks({}, {}, {})
     books = {AGENT: returns} | ({} if ensemble is None else {ENSEMBLE: ensemble})
     differences, joint = (
-        {name: at_both_blocks(books[who], other, seed=seed) for name, other in others.items()}
+        {name: at_both_blocks(books[who], theirs, seed=seed) for name, theirs in others.items()}
         if who in books
         else {}
         for who in (AGENT, ENSEMBLE)

@@ -286,14 +286,14 @@ class Stitched:
             None if self.ensemble is None else self.ensemble.measures,
         )
 
-    def named(self) -> dict[str, Track]:
+    def tracks_by_name(self) -> dict[str, Track]:
         """Tracks of seeds, ensemble and baselines by name."""
         joined = {} if self.ensemble is None else {ENSEMBLE: self.ensemble}
         return _name_seeds(self.seeds) | joined | dict(self.baselines)
 
     def frame(self) -> pl.DataFrame:
         """time, fold, and a column of returns for each seed, baseline and reference policy."""
-        tracks = self.named() | _name_references(self.reference_policies)
+        tracks = self.tracks_by_name() | _name_references(self.reference_policies)
         returns = {name: track.returns for name, track in tracks.items()}
         return pl.DataFrame({"time": self.times, "fold": self.folds, **returns})
 
@@ -304,7 +304,9 @@ class Stitched:
             "last": last,
             "periods": len(self.times),
             "periods_per_year": self.periods_per_year,
-            "measures": {name: finite_values(t.measures) for name, t in self.named().items()},
+            "measures": {
+                name: finite_values(t.measures) for name, t in self.tracks_by_name().items()
+            },
         }
         if self.reference_policies:
             tree["reference_policies"] = {

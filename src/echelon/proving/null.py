@@ -26,7 +26,7 @@ and here every one is false. Who trades a draw is fixed beforehand by its number
     noise          as a forecaster trades, by scores without meaning: of four rules the best one on
                    validation, four trials
 
-A wide market (`widened`: `echelon prove null --null-assets 120`) has as many assets as a
+A wide market (`with_assets`: `echelon prove null --null-assets 120`) has as many assets as a
 cross-section needs, and fewer years; there most draws are traded by noise.
 
 On the trend market the agents of `planted` are judged, each draw once, as the mean of the seeds;
@@ -114,7 +114,7 @@ class NullMarket:
     spread: float = 0.4
     overnight: float = 0.2
 
-    def widened(self, n_assets: int) -> NullMarket:
+    def with_assets(self, n_assets: int) -> NullMarket:
         """With another number of assets; a wide one has four, one and two years."""
         windows = WIDE_WINDOWS if n_assets >= WIDE_FROM else self.windows
         return replace(self, n_assets=n_assets, windows=windows)

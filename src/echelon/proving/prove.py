@@ -128,7 +128,7 @@ class Sizes:
     def adjust(self, *, null_assets: int | None = None, **values: int | None) -> Sizes:
         """With other values of these names; None: as it is. Where one is less, it is reduced."""
         if null_assets is not None:
-            widened = replace(self, null_market=self.null_market.widened(null_assets))
+            widened = replace(self, null_market=self.null_market.with_assets(null_assets))
             return widened.adjust(**values)
         given = {name: value for name, value in values.items() if value is not None}
         less = any(value < getattr(self, name) for name, value in given.items())

@@ -50,6 +50,8 @@ from echelon.report.texts import DASH, Words, file_name, languages_with
 
 SHOWN = ("annual_return", "sharpe_annual", "information_ratio", "turnover_annual", "max_drawdown")
 """Measures of every fold at first sight; all others are folded."""
+BY_YEAR = SHOWN[:3]
+"""Of every calendar year."""
 BASELINES = ("equal_weight", "benchmark", "forecast")
 """Baselines next to the agents, at first sight."""
 _YEAR = "year-"
@@ -206,16 +208,18 @@ def render_walk(walk: WalkData, words: Words, command: str, written: Sequence[st
     """The whole page. written: languages that there are pages in"""
     baselines = [name for name in BASELINES if name in walk.baselines]
     folds = _rows(walk, words)
+
+    def short(key: str) -> str:
+        return words("ensemble_short") if key == ENSEMBLE else words.name(key)
+
     own: dict[str, Any] = {
         "walk": walk,
         "resume": f"echelon {WalkForward.command} --resume {walk.path}",
         "windows": windows_chart(walk.folds, words),
         "sharpes": sharpe_chart(walk, baselines, words),
-        "folds": fold_table(walk, folds, [*walk.joined, *baselines], words.name, words),
+        "folds": fold_table(walk, folds, [*walk.joined, *baselines], short, words),
         "years": walk.years
-        and fold_table(
-            walk, walk.years, [*walk.joined, *baselines], words.name, words, "span_of_years"
-        ),
+        and fold_table(walk, walk.years, [*walk.joined, *baselines], short, words, BY_YEAR),
         "by_measure": {name: _measure_table(walk, name, words) for name in LABELS},
         "references": walk.references
         and fold_table(walk, folds, walk.references, words.reference, words),
@@ -243,7 +247,7 @@ def fold_table(
     others: Sequence[str],
     title: Callable[[str], str],
     words: Words,
-    heading: str = "fold",
+    shown: Sequence[str] = SHOWN,
 ) -> Table:
     """A row a fold (name → title) and one of the stitched series; a group of columns a measure."""
     books = (AGENT, *others)
@@ -252,7 +256,7 @@ def fold_table(
         values = {who: walk.values(fold, who) for who in books}
         cells: list[Content] = [
             Cell(_measure_text(values[who], measure, unit=False), "agent" * (who == AGENT))
-            for measure in SHOWN
+            for measure in shown
             for who in books
         ]
         if values[AGENT] is None:
@@ -261,12 +265,13 @@ def fold_table(
             cells = [Cell(text, "failed", columns=len(cells))]
         rows.append([name, *cells])
     groups = []
-    for measure in SHOWN:
+    for measure in shown:
         unit = LABELS[measure].suffix.strip()
         text = words.measure(measure) + (f", {unit}" if unit else "")
         groups.append(Named(text, words.meaning(measure)))
-    head = [words(heading), words("agent"), *map(title, others)]
-    kind = _kind(walk) if STITCHED in folds else ""
+    head = [words("fold" if shown is SHOWN else "span_of_years"), words("agent")]
+    head += map(title, others)
+    kind = _kind(walk) if shown is SHOWN else ""
     return Table(head, rows, f"measures grouped narrow {kind}", groups)
 
 

@@ -93,14 +93,16 @@ def verdict_sentence(trust: Tree, words: Words, counted: int | None, what: str =
     span = span_of(both, yearly(trust))
     estimate, low, high = (_RATIO.format(value) for value in span)
     active = trust.get("active", {}).get(AGENT)
-    more = "" if active is None else words("ratio_is", **_shown(span_of(active, yearly(trust))))
+    more = (
+        "" if active is None else words("ratio_is", **_format_span(span_of(active, yearly(trust))))
+    )
     if math.isnan(span.low):
         return words("difference_bare", verdict=said, estimate=estimate, more=more)
     bounds = {"estimate": estimate, "low": low, "high": high}
     return words(template, verdict=said, baseline=baseline, more=more, **bounds)
 
 
-def _shown(span: Span) -> dict[str, str]:
+def _format_span(span: Span) -> dict[str, str]:
     return {name: _RATIO.format(value) for name, value in span._asdict().items()}
 
 
@@ -144,12 +146,17 @@ def active_table(tree: Tree, words: Words) -> Table:
     return differences_table(tree, books, words, columns=("book", "information_ratio"))
 
 
-def spans_table(tree: Tree, last: str, words: Words) -> Table:
+def spans_table(tree: Tree, first: str, last: str, words: Words) -> Table:
     """From each year to the end, at the wider of both block lengths: ratio, and difference."""
-    annual = yearly(tree)
-    books = [who for who in (AGENT, ENSEMBLE) if who in next(iter(tree["from"].values()))]
+    annual, baseline = yearly(tree), tree["verdict"]["baseline"]
+    whole = {
+        who: {"information": tree["active"][who], "sharpe": tree[key][baseline]}
+        for who, key in ((AGENT, "differences"), (ENSEMBLE, "ensemble"))
+        if who in tree["active"]
+    }
+    books = list(whole)
     rows: list[list[Content]] = []
-    for year, line in tree["from"].items():
+    for year, line in ({first: whole} | tree["from"]).items():
         cells: list[Content] = []
         for kind in ("information", "sharpe"):
             for who in books:
@@ -251,7 +258,8 @@ def deflation_lines(trust: Tree, words: Words, said: str = "") -> Iterator[Line]
         yield Line(words("dsr_effective"), value, text)
     if (active := trust.get("active_deflation")) is not None:
         hurdle, n = _RATIO.format(active["hurdle"] * yearly(trust)), active["n_trials"]
-        text = words("active_deflated_said", hurdle=hurdle, n=f"{n:,}", above=f"{DEFLATED_ABOVE:g}")
+        said = "active_deflated_one" if n == 1 else "active_deflated_said"
+        text = words(said, hurdle=hurdle, n=f"{n:,}", above=f"{DEFLATED_ABOVE:g}")
         yield Line(words("active_deflated"), probability(active["probability"]), text)
 
 
