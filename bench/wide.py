@@ -24,8 +24,11 @@ def split_symbols(symbols: Sequence[str]) -> tuple[list[str], list[str]]:
     return sorted(ranked[HELD_OUT:]), sorted(ranked[:HELD_OUT])
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str] = ()) -> int:
     """Write the bars of each part to a file of its own."""
+    if not argv:
+        print("needs data: python -m bench.wide PARQUET development.parquet [held-out.parquet]")
+        return 0
     bars = pl.read_parquet(argv[0])
     parts = split_symbols(bars["symbol"].to_list())
     for target, names in zip(argv[1:], parts, strict=False):

@@ -29,6 +29,7 @@ from worlds import make_world
 from echelon.agents.a2c import A2C, ActorPolicy
 from echelon.agents.pretraining import pretrain
 from echelon.backtest.baselines import make_baseline, run_baselines
+from echelon.backtest.forecaster import fit_forecaster
 from echelon.backtest.run import run_backtest
 from echelon.cli.console import out
 from echelon.cli.evaluate import print_evaluation
@@ -316,6 +317,16 @@ def _baselines(bench: Bench, *overrides: str) -> object:
     world = _world(config)
     done = run_baselines(world, world.span("test"), config)
     return {name: backtest.value.tobytes() for name, backtest in done.items()}
+
+
+def _forecast(bench: Bench, *overrides: str) -> object:
+    """The forecaster's trees or weights, and what it trades."""
+    config = bench.config(*overrides)
+    world = _world(config)
+    made = fit_forecaster(config, world)
+    assert made is not None
+    done = run_backtest(made.policy(), world, world.span("test"), config)
+    return [part.tobytes() for part in made.model], done.value.tobytes()
 
 
 def _summary(bench: Bench, *overrides: str) -> object:
@@ -637,6 +648,10 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "eval.rebalance_bars": ("eval.rebalance_bars=5", _few_baselines),
     "eval.estimation_bars": ("eval.estimation_bars=30", _few_baselines),
     "eval.momentum_bars": ("eval.momentum_bars=3", _few_baselines),
+    "forecast.model": ("forecast.model=ridge", _forecast),
+    "forecast.horizon": ("forecast.horizon=6", _forecast),
+    "forecast.tranches": ("forecast.tranches=2", _forecast),
+    "forecast.trees": ("forecast.trees=9", _forecast),
     "walk_forward.scheme": ("walk_forward.scheme=expanding", _folds),
     "walk_forward.unit": ("walk_forward.unit=month", _folds),
     "walk_forward.train": ("walk_forward.train=5", _folds),
@@ -786,5 +801,5 @@ def test_a_hierarchy_heeds_what_it_shares_with_single_agents(key: str, bench: Be
 def test_every_section_of_the_tree_is_in_a_shipped_file() -> None:
     # What the keys of execution do is seen in tests/test_execution_config.py; whom to alert is
     # everybody's own, and what comes of it is seen in tests/test_alerts.py.
-    given = {key.split(".")[0] for name in (*FILES, "execution") for key in _keys(name)}
+    given = {key.split(".")[0] for name in (*FILES, "execution", "wide") for key in _keys(name)}
     assert set(Config.model_fields) == given | {"alerts"}

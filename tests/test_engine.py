@@ -23,7 +23,7 @@ from echelon.serving.export import ExportRequest
 from echelon.serving.replay import replay
 from echelon.serving.state_file import read_state, write_state
 
-RULES = ("equal_weight", "buy_and_hold", "min_variance", "momentum", "random", "cash")
+RULES = ("equal_weight", "buy_and_hold", "min_variance", "momentum", "forecast", "random", "cash")
 Get = Callable[..., Served]
 
 

@@ -1,4 +1,4 @@
-"""The forecaster: learns on the train window alone, is chosen on validation, kept and read again."""
+"""The forecaster: learns on the train window, is chosen on validation, kept and read again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bundles import trained_run
 from worlds import make_config, make_world
 
 from echelon.backtest import forecaster as module
@@ -27,11 +28,21 @@ from echelon.backtest.forecaster import (
     scorer_of,
 )
 from echelon.backtest.run import run_backtest
+from echelon.cli.evaluate import print_evaluation
 from echelon.config import Config
 from echelon.envs import World
 from echelon.envs.targets import forward_returns, section_ranks
-from echelon.errors import ConfigError, DamagedError, UsageError
+from echelon.envs.world import world_of
+from echelon.errors import ConfigError, DamagedError, StoreError, UsageError
+from echelon.evaluation.evaluate import Evaluation, evaluate, load_evaluation
 from echelon.ops.ranks import rank_ic
+from echelon.report.pages import Cell
+from echelon.report.run.gather import SplitData
+from echelon.report.run.page import write_report
+from echelon.report.run.tables import forecast_choices, forecast_table
+from echelon.report.texts import Words
+from echelon.runs.tensor_files import TensorFiles
+from echelon.training.run import TrainedRun
 
 QUICK = ("forecast.trees=30", "eval.rebalance_bars=5")
 MODELS = ("boosting", "ridge")
@@ -236,6 +247,15 @@ def test_a_damaged_file_is_refused_with_the_remedy(tmp_path: Path, name: str) ->
         ensure_forecaster(config, world, tmp_path, data="d")
 
 
+def test_a_disk_without_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object, **_options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TensorFiles, "write", fail)
+    with pytest.raises(StoreError, match=r"forecast: .*\(No space left on device\)\. Make room"):
+        ensure_forecaster(quick(), planted_world(), tmp_path, data="d")
+
+
 def test_what_is_kept_is_plain_and_says_what_was_tried(tmp_path: Path) -> None:
     ensure_forecaster(quick(), planted_world(), tmp_path, data="d")
     document = json.loads((tmp_path / "forecast" / "forecast.json").read_text())
@@ -276,3 +296,66 @@ def test_targets_are_the_ranks_of_tradable_returns() -> None:
     assert np.array_equal(cells.y, ranks[row, asset])
     assert np.array_equal(cells.x, world.x[row + span.start, asset])
     assert cells.row.max() + 6 == span.stop - 1
+
+
+def test_an_evaluation_has_its_rank_ics_on_both_windows_and_reports_show_them(
+    tmp_path: Path, bars_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    baselines = "eval.baselines=[equal_weight, forecast]"
+    path = trained_run(tmp_path / "run", bars_file, "A2C", baselines, "forecast.trees=9")
+    run = TrainedRun.open(path)
+    evaluate(run, "valid")
+    result = evaluate(run, "test")
+    facts = result.facts["forecast"]
+    assert set(facts["rank_ic"]) == {"valid", "test"}
+    assert list(result.baselines) == ["equal_weight", "forecast"]
+    world = world_of(run.prepared, run.config)
+    content = str(run.prepared.manifest["content_hash"])
+    kept = ensure_forecaster(run.config, world, path, data=content)
+    assert kept is not None
+    assert facts["top"] == kept.rule.top
+    ic = forecast_ic(kept, world, world.span("valid"), run.config.seed)
+    assert facts["rank_ic"]["valid"] == ic
+    done = run_backtest(kept.policy(), world, world.span("valid"), run.config)
+    shown = load_evaluation(path, "valid").baselines["forecast"]["sharpe_annual"]
+    assert done.measures["sharpe_annual"] == pytest.approx(shown)
+    print_evaluation(result, ("sharpe",))
+    assert "rank IC of the forecaster, test:" in capsys.readouterr().out
+    for lang, words in (("en", "Boosted trees (LightGBM)"), ("zh", "提升树（LightGBM）")):
+        page = write_report(path, lang=lang).read_text(encoding="utf-8")
+        assert words in page
+        assert page.count("ICIR") >= 2
+    # Evaluations of before have no forecaster, and are read and shown as they are.
+    for split in ("valid", "test"):
+        file = path / "evaluations" / split / "summary.json"
+        tree = json.loads(file.read_text(encoding="utf-8"))
+        del tree["forecast"], tree["baselines"]["forecast"]
+        file.write_text(json.dumps(tree), encoding="utf-8")
+    assert "Boosted trees" not in write_report(path).read_text(encoding="utf-8")
+
+
+def test_the_tables_mark_what_was_chosen_and_leave_open_what_is_not_known() -> None:
+    facts: dict[str, Any] = {
+        "model": "ridge",
+        **{"cells": 1234, "rows": 9, "top": 3, "buffer": 2.0, "tranches": 5, "horizon": 5},
+        "choices": [
+            {"top": 3, "buffer": 2.0, "sharpe_annual": 1.0, "information_ratio": 0.5},
+            {"top": 5, "buffer": 2.0, "sharpe_annual": 0.9, "information_ratio": None},
+        ],
+        "rank_ic": {
+            "valid": {"ic": 0.0812, "low": 0.02, "high": 0.13, "icir": 0.69, "days": 240},
+            "test": {"ic": None, "low": None, "high": None, "icir": None, "days": 0},
+        },
+    }
+    evaluation = Evaluation(Path(), {}, {}, {"forecast": facts})
+    split, words = SplitData("test", evaluation, (), ()), Words("en")
+    shown = forecast_table(split, words)
+    assert shown is not None
+    assert shown.table.rows[0] == ["Validation", "0.081", "0.020 to 0.130", "0.690", "240"]
+    assert shown.table.rows[1] == ["Test", "–", "–", "–", "0"]
+    assert "Ridge regression" in shown.note
+    assert "sells below rank 6 (the best of 2" in shown.note
+    chosen, other = forecast_choices(split, words).rows
+    assert [cell.kind for cell in chosen if isinstance(cell, Cell)] == ["best"] * 4
+    assert [cell.text for cell in other if isinstance(cell, Cell)] == ["5", "2×", "–", "0.90"]
+    assert forecast_table(SplitData("test", Evaluation(Path(), {}, {}, {}), (), ()), words) is None

@@ -144,12 +144,13 @@ def test_what_follows_the_train_window_changes_nothing_in_it() -> None:
 
 
 def test_cheap_draws_are_judged_by_the_policy_of_their_number(tmp_path: Path) -> None:
-    part = NullCheapPart(CONFIG, NULL, (3, 4, 5, 6))
+    part = NullCheapPart(CONFIG, NULL, (1, 3, 4, 5, 6))
     found = part.run(tmp_path, lambda _: None, lambda: False)
     assert found is not None
     verdicts = [DrawVerdict(**v) for v in found["verdicts"]]
-    assert [(v.draw, v.policy) for v in verdicts] == [(k, ROTA[k % 6]) for k in (3, 4, 5, 6)]
-    assert {v.policy: v.trials for v in verdicts} == {"rules": 12, "random": 1, "min_variance": 1}
+    assert [(v.draw, v.policy) for v in verdicts] == [(k, ROTA[k % 6]) for k in (1, 3, 4, 5, 6)]
+    single = {"random": 1, "forecast": 1, "min_variance": 1}
+    assert {v.policy: v.trials for v in verdicts} == {"rules": 12, **single}
     again = part.run(tmp_path, lambda _: None, lambda: False)
     assert again == found
     # A draw is judged the same in whatever company it is run.
@@ -284,7 +285,7 @@ def done(finding: Finding) -> Done:
 def test_claims_are_counted_by_hand() -> None:
     null = [
         done({"verdicts": [verdict(0, "agent", made=False)], "steps": 9}),
-        done({"verdicts": [verdict(k, CHEAP[k % 3], made=k == 7) for k in range(1, 20)]}),
+        done({"verdicts": [verdict(k, CHEAP[k % 4], made=k == 7) for k in range(1, 20)]}),
     ]
     power = done({"verdicts": [verdict(k, "agent", made=k > 0) for k in range(10)]})
     result = assess_null([*null, power], NULL)
@@ -296,9 +297,10 @@ def test_claims_are_counted_by_hand() -> None:
     assert strength.passed
     assert result.facts["claims"] == {
         "agent": [0, 1],
-        "rules": [0, 6],
-        "random": [1, 7],
-        "min_variance": [0, 6],
+        "rules": [0, 4],
+        "random": [0, 5],
+        "forecast": [0, 5],
+        "min_variance": [1, 5],
     }
     assert (result.seconds, result.cpu_seconds) == (3.0, 6.0)
     assert "null_stand_ins" in result.notes

@@ -148,7 +148,9 @@ def slow_wish(world: World, rule: TopKRule, row: int) -> Floats:
     for t in range(begin, row + 1):
         for i, book in enumerate(books):
             if t > begin:
-                moved = {n: w * world.growth[t, n] / world.growth[t - 1, n] for n, w in book.items()}
+                moved = {
+                    n: w * world.growth[t, n] / world.growth[t - 1, n] for n, w in book.items()
+                }
                 worth = 1.0 + sum(moved.values()) - sum(book.values())
                 book = {n: w / worth for n, w in moved.items()}
             if t == begin or t % rule.horizon == i * rule.horizon // rule.tranches:
@@ -161,7 +163,9 @@ def slow_wish(world: World, rule: TopKRule, row: int) -> Floats:
     return out
 
 
-def _decide_slowly(world: World, rule: TopKRule, t: int, book: dict[int, float]) -> dict[int, float]:
+def _decide_slowly(
+    world: World, rule: TopKRule, t: int, book: dict[int, float]
+) -> dict[int, float]:
     rows, assets = world.rows, range(world.n_assets)
     open_ = [n for n in assets if rows.tradable[t, n] and not rows.gone[t, n]]
     ranked = [n for n in open_ if world.present[t, n] and world.member[t, n]]

@@ -317,6 +317,6 @@ def run_baselines(
             policy = _Rebalanced("benchmark", None, 0, None)
             done[name] = run_backtest(policy, index, span, config)
         else:
-            policy = make_baseline(name, config, forecaster)
-            done[name] = run_backtest(policy, world, span, config)
+            made = make_baseline(name, config, forecaster)
+            done[name] = run_backtest(made, world, span, config)
     return done

@@ -39,7 +39,7 @@ from echelon.config import Config
 from echelon.config.market import EXECUTOR_KEYS
 from echelon.envs.targets import forward_returns, section_ranks
 from echelon.envs.world import World
-from echelon.errors import DamagedError
+from echelon.errors import DamagedError, StoreError
 from echelon.files import (
     check_tree,
     exclusive_lock,
@@ -64,7 +64,7 @@ _SHARES = (10, 5, 3)
 _BUFFERS = (2.0, 3.0)
 _MOST_CELLS = 250_000
 """Beyond as many, rows are left out, until no targets overlap any more."""
-_LEAST_CELLS = 200
+_LEAST_CELLS = 100
 """Fewer say nothing of what comes."""
 
 
@@ -187,14 +187,11 @@ def _fit_ridge(x: Floats32, y: Floats, rows: NDArray[np.int64], horizon: int) ->
     return Ridge(fit_ridge(*sums)[:, 0])
 
 
-def _choose(
-    model: Model, facts: Mapping[str, Any], config: Config, world: World
-) -> Forecaster:
+def _choose(model: Model, facts: Mapping[str, Any], config: Config, world: World) -> Forecaster:
     """With the rule that was best on the validation window, net of costs."""
     settings = config.forecast
     every = [
-        TopKRule(top, buffer, settings.tranches, settings.horizon)
-        for top, buffer in _grid(world)
+        TopKRule(top, buffer, settings.tranches, settings.horizon) for top, buffer in _grid(world)
     ]
     scores = RowScores(scorer_of(model))  # whose rows all rules share
     usual = _validate(make_baseline("equal_weight", config), world, config)
@@ -210,12 +207,12 @@ def _choose(
                 "information_ratio": finite_or_none(active),
             }
         )
-        if _known(choices[k]) > _known(choices[best]):
+        if _ratio_of(choices[k]) > _ratio_of(choices[best]):
             best = k
     return Forecaster(model, every[best], {**facts, "choices": choices})
 
 
-def _known(choice: Mapping[str, Any]) -> float:
+def _ratio_of(choice: Mapping[str, Any]) -> float:
     ratio = choice["information_ratio"]
     return -math.inf if ratio is None else float(ratio)
 
@@ -306,10 +303,18 @@ def ensure_forecaster(
 def _write(target: Path, made_of: str, made: Forecaster) -> None:
     import torch
 
-    recover_directory(target)
-    tensors = {name: torch.from_numpy(np.array(part)) for name, part in made.model._asdict().items()}
+    tensors = {
+        name: torch.from_numpy(np.array(part)) for name, part in made.model._asdict().items()
+    }
     document = {"made_of": made_of, "rule": list(made.rule), "facts": dict(made.facts)}
-    _FILES.write(target, tensors, document, allow_nan=False)
+    try:
+        recover_directory(target)
+        _FILES.write(target, tensors, document, allow_nan=False)
+    except OSError as error:
+        raise StoreError(
+            f"{target}: the forecaster cannot be written ({error.strerror or error}). Make room or "
+            "mend the disk, then run the same command again."
+        ) from error
 
 
 def _read(target: Path, made_of: str, n_features: int) -> Forecaster | None:

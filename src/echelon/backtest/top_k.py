@@ -46,7 +46,8 @@ Scorer = Callable[[Floats32], Floats]
 
 class TopKRule(NamedTuple):
     """top: assets held; buffer: kept while ranked below top · buffer; horizon: bars between
-    decisions of a tranche."""
+    decisions of a tranche.
+    """
 
     top: int
     buffer: float

@@ -247,6 +247,14 @@ def print_evaluation(result: Evaluation, metrics: tuple[str, ...]) -> None:
     print_measures(
         *(f"{span}, fills at {facts['ledger']['fill']}", shown, result, {}), result.ensemble
     )
+    for split, ic in facts.get("forecast", {"rank_ic": {}})["rank_ic"].items():
+        mean, low, high, icir = (
+            "–" if ic[name] is None else f"{ic[name]:.3f}" for name in ("ic", "low", "high", "icir")
+        )
+        typer.echo(
+            f"rank IC of the forecaster, {split}: {mean} (95 %: {low} to {high}), ICIR {icir}, "
+            f"{ic['days']:,} days"
+        )
     if result.reference_policies:
         headings = (MEASURE_COLUMNS[name].heading for name in shown)
         table = number_table("over the same experts", "", *headings)

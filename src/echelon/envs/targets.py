@@ -1,4 +1,4 @@
-"""What a forecaster is to foresee: what an asset earns from the next fill on, and its rank in the row.
+"""What a forecaster is to foresee: returns from the next fill on, and their ranks in the row.
 
 A decision at the close of row t is filled at row t + 1, at its open, or at the close of t where the
 world fills there. The forward return over h bars is of the same price h bars later, with dividends

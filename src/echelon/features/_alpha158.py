@@ -133,7 +133,7 @@ def close_windows(state: Floats, on: Bools, out: Floats, close: Floats, window: 
     for n in range(close.shape[0]):
         if not on[n]:
             continue
-        seen, begun = int(state[n, 0]), False
+        seen, is_sorted = int(state[n, 0]), False
         joined = _join(state[n, 1 : 1 + window], close[n])
         for t in range(close.shape[1]):
             row = out[n, t]
@@ -142,10 +142,10 @@ def close_windows(state: Floats, on: Bools, out: Floats, close: Floats, window: 
                 continue
             x = joined[t + 1 : t + 1 + window]
             last = x[window - 1]
-            if begun:
+            if is_sorted:
                 _replace_sorted(ordered, joined[t], last)
             else:
-                ordered[:], begun = np.sort(x), True
+                ordered[:], is_sorted = np.sort(x), True
             mean = _mean(x)
             moment, squares = _line(x, mean)
             slope = moment / spread

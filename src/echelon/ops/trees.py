@@ -72,7 +72,7 @@ class Trees(NamedTuple):
             kind = np.float64 if name in ("threshold", "value") else np.int32
             if getattr(self, name).dtype != kind or getattr(self, name).ndim != 1:
                 return f"{name} is not a row of {np.dtype(kind)}"
-        if n_nodes and not (0 <= self.feature.min() and self.feature.max() < n_features):
+        if n_nodes and not (self.feature.min() >= 0 and self.feature.max() < n_features):
             return f"a node asks for a feature that is none of the {n_features}"
         own = np.arange(n_nodes)
         for name in ("left", "right", "root"):

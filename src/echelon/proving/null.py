@@ -21,6 +21,7 @@ and here every one is false. Who trades a draw is fixed beforehand by its number
                    evaluated; the claim is the one its report would show (`evaluation.trust`)
     rules          of twelve momentum and reversal rules the best one on validation: twelve trials
     random         BUY, SELL or HOLD by lot
+    forecast       boosted trees of the whole configuration, fitted on the draw's train window
     min_variance   least variance over the last year, long only
 
 On the trend market the agents of `planted` are judged, each draw once, as the mean of the seeds;
@@ -39,6 +40,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from echelon.backtest.baselines import make_baseline
+from echelon.backtest.forecaster import fit_forecaster
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.config.features import FeaturesConfig, StationaryConfig
@@ -145,9 +147,9 @@ def null_world(market: NullMarket, seed: int, name: str, config: Config) -> Worl
     return replace(world, splits=splits)
 
 
-CHEAP = ("rules", "random", "min_variance")
+CHEAP = ("rules", "random", "forecast", "min_variance")
 """Policies that stand in for agents: they cost nothing to train."""
-ROTA = ("rules", "random", "rules", "random", "rules", "min_variance")
+ROTA = ("rules", "random", "rules", "forecast", "rules", "min_variance")
 """Who trades a draw, by its number: most of all who chooses, least who is slow."""
 FALSE_BAR = Bar("estimate", "at most", 0.05)
 POWER_BAR = Bar("estimate", "at least", 0.90)
@@ -282,9 +284,9 @@ class NullCheapPart(Part):
     draws: tuple[int, ...]
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
-        config = _few_features(self.config)
         verdicts: list[DrawVerdict] = []
         for kind in CHEAP:
+            config = self.config if kind == "forecast" else _few_features(self.config)
             draws = [k for k in self.draws if ROTA[k % len(ROTA)] == kind]
             worlds = [null_world(self.market, k, "null", config) for k in draws]
             if should_stop():
@@ -294,7 +296,8 @@ class NullCheapPart(Part):
             elif kind != "rules":
                 for draw, world in zip(draws, worlds, strict=True):
                     own = config.model_copy(update={"seed": draw})
-                    policies = [make_baseline(kind, own)]
+                    fitted = fit_forecaster(own, world) if kind == "forecast" else None
+                    policies = [make_baseline(kind, own, fitted)]
                     verdicts += _judge_best(kind, policies, [draw], [world], own)
         return {"verdicts": [v.__dict__ for v in sorted(verdicts, key=lambda v: v.draw)]}
 
