@@ -826,8 +826,8 @@ def test_what_the_encoder_foresees_has_its_lines(tmp_path: Path) -> None:
     assert encoder_lines(tmp_path, Words("en")) == [
         "rank_5: daily rank IC 0.085 (ICIR 0.700), ridge 0.060, boosted trees –; ahead of ridge by "
         "0.025 (0.010 to 0.040), of boosted trees by – (– to –)",
-        "rank_5: mean rank IC on the train window 0.160 in sample, 0.100 out of fold, which is what "
-        "the agents learn on",
+        "rank_5: mean rank IC on the train window 0.160 in sample, 0.100 out of fold, which is "
+        "what the agents learn on",
     ]
     assert "0.085" in encoder_lines(tmp_path, Words("zh"))[0]
     file.write_text(json.dumps({"facts": {"enabled": False}}))

@@ -30,7 +30,7 @@ from echelon.types import Floats, Floats32
 
 _CHUNK_CELLS = 4_000_000
 """Numbers of flattened windows that are held at a time: 16 MB."""
-_RIDGE_WORK = 5e11
+_RIDGE_WORK = 2e11
 """Products that the ridge's sums may take; of more, it sees one chunk of rows in several."""
 _TREES = 150
 _TREE_CELLS = 250_000
