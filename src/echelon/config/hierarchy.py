@@ -19,6 +19,7 @@ _NO_EXPERTS = {
     "benchmark": "it is an index, which nobody trades",
     "buy_and_hold": "it is what a book did once, not what it should hold now",
     "cash": "the router may choose cash anyway",
+    "forecast": "its model is no part of a hierarchy yet",
     "random": "it decides by lot",
 }
 """Baselines that no router can put in charge."""
