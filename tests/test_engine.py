@@ -103,7 +103,8 @@ def test_ensemble_of_hierarchies_and_adapters_equal_their_backtests(
 
 
 DESK = (
-    "experts.rules=[min_variance, momentum]",
+    "experts.rules=[min_variance, forecast]",
+    "forecast.model=ridge",
     "eval.rebalance_bars=5",
     "eval.estimation_bars=15",
 )
@@ -132,7 +133,7 @@ def test_hierarchy_with_rules_on_the_engine_equals_its_backtest(
     assert done.differences == ()
     assert done.orders > 0
     kinds = [expert["kind"] for expert in _hierarchy_spec(known)["experts"]]
-    assert kinds == ["weights"] * 3 + ["rule"] * 2
+    assert kinds == ["weights"] * 3 + ["rule", "forecast"]
 
 
 def _hierarchy_spec(known: Served) -> Any:

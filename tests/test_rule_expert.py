@@ -11,14 +11,16 @@ from hierarchies import assert_same, everything, make_learner, trained
 from worlds import make_config, make_world
 
 from echelon.backtest.baselines import make_baseline
+from echelon.backtest.forecaster import fit_forecaster
 from echelon.backtest.run import run_backtest
 from echelon.config import load_config
 from echelon.envs import World
 from echelon.envs.act import Holdings
-from echelon.errors import ConfigError, StoreError
+from echelon.errors import ConfigError, DataError, StoreError
 from echelon.population.learner import HierarchyLearner
+from echelon.population.measurement import parts_of
 from echelon.population.reference_policies import sort_reference_policies
-from echelon.population.rule_expert import RuleExpert, rule_experts
+from echelon.population.rule_expert import ForecastExpert, RuleExpert, rule_experts
 from echelon.report.texts import Words
 from echelon.training.run import training_hash
 
@@ -246,6 +248,46 @@ def test_training_with_rules_is_resumed_bit_for_bit(tmp_path: Path) -> None:
     assert_same(whole, trained(rest, 2))
     for learner in (whole, half, rest):
         learner.close()
+
+
+FORECAST = ("experts.rules=[hrp, forecast]", "forecast.model=ridge", *EVAL)
+
+
+def test_forecaster_on_the_desk_is_fitted_on_the_experts_part_and_kept_with_the_weights(
+    tmp_path: Path,
+) -> None:
+    world = make_world(n_rows=300, window=6, seed=2)
+    world = replace(world, splits={"train": range(200), "valid": range(200, 290)})
+    learner = trained(make_learner(world, tmp_path / "a", *FORECAST), 4)
+    policy = learner.policy()
+    assert policy.expert_names[-2:] == ("hrp", "forecast")
+    expert = learner.rules[1]
+    assert isinstance(expert, ForecastExpert)
+    config = learner.config
+    for seen, same in (
+        (parts_of(world, config.meta_router.window_share).experts, True),
+        (world, False),
+    ):
+        fitted = fit_forecaster(config, seen)
+        assert fitted is not None
+        equal = np.array_equal(fitted.model.weights, expert.model.weights)  # type: ignore[union-attr]
+        assert equal == same, "bars of the router's part count"
+    weights = learner.weights()
+    assert {"forecast.weights", "forecast.rule"} <= weights.keys()
+    loaded = HierarchyLearner.load_policy(config, weights, 2, 7, "again")
+    done, again = (run_backtest(p, world, range(210, 280), config) for p in (policy, loaded))
+    np.testing.assert_array_equal(done.value, again.value)
+    assert list(policy.reference_policies())[-1] == "expert-4-forecast"
+    learner.close()
+    other = make_config(*FORECAST, "forecast.horizon=7")
+    assert training_hash(other) != training_hash(make_config(*FORECAST))
+    assert training_hash(make_config("forecast.horizon=7")) == training_hash(make_config())
+
+
+def test_forecaster_without_data_is_refused(tmp_path: Path) -> None:
+    world = make_world(n_rows=60, n_assets=1, window=6, seed=2)
+    with pytest.raises(DataError, match="names forecast, but of a single asset"):
+        rule_experts(make_config(*FORECAST), world)
 
 
 def test_report_calls_rules_by_their_names() -> None:

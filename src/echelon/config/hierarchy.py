@@ -19,7 +19,6 @@ _NO_EXPERTS = {
     "benchmark": "it is an index, which nobody trades",
     "buy_and_hold": "it is what a book did once, not what it should hold now",
     "cash": "the router may choose cash anyway",
-    "forecast": "its model is no part of a hierarchy yet",
     "random": "it decides by lot",
 }
 """Baselines that no router can put in charge."""
@@ -75,7 +74,7 @@ class ExpertsConfig(Section):
     """Replay that the experts share."""
     rules: tuple[Baseline, ...] = ()
     """Baselines that join as experts which do not learn, such as equal_weight or hrp, under the
-    settings of `eval`."""
+    settings of `eval`; forecast is fitted on the experts' part of the train window."""
 
     @property
     def count(self) -> int:

@@ -58,7 +58,7 @@ from echelon.population.record import (
 )
 from echelon.population.recovery import Members
 from echelon.population.router import Router, probabilities_along
-from echelon.population.rule_expert import rule_experts
+from echelon.population.rule_expert import ForecastExpert, load_rules, rule_experts
 from echelon.population.settings import refuse_hierarchy
 from echelon.population.shared_replay import SharedReplay
 from echelon.rng import stream
@@ -120,7 +120,7 @@ class HierarchyLearner(Learner):
         self.bonus = SkillBonus(
             n_experts, train.n_assets, config.experts.skill_dim, config.experts.mi_estimator, seed
         )
-        self.rules = rule_experts(config)
+        self.rules = rule_experts(config, self.parts.experts)
         self.router = Router(config, config.experts.count, seed)
         self._best = list(range(0, n_members, self.evolution.plan.per_niche))
         """Member that stands for each expert."""
@@ -162,7 +162,8 @@ class HierarchyLearner(Learner):
         ]
         router = Router(config, config.experts.count, seed)
         router.load(below_prefix("router.", weights))
-        return HierarchyPolicy([*experts, *rule_experts(config)], router, config, seed, name)
+        rules = load_rules(config, below_prefix("forecast.", weights), n_features)
+        return HierarchyPolicy([*experts, *rules], router, config, seed, name)
 
     @classmethod
     def pretraining_world(cls, config: Config, train: World) -> World:
@@ -405,6 +406,9 @@ class HierarchyLearner(Learner):
         answers = self.members.ask(Member.acting, self._best)
         for k, m in enumerate(self._best):
             tensors |= with_prefix(f"expert.{k}.", answers[m])
+        for rule in self.rules:
+            if isinstance(rule, ForecastExpert):
+                tensors |= with_prefix("forecast.", rule.weights())
         return tensors | with_prefix("router.", self.router.weights())
 
     def _write_history(self) -> None:

@@ -64,7 +64,7 @@ from echelon.population.reference_policies import (
     expert_key,
 )
 from echelon.population.router_task import MarketView
-from echelon.population.rule_expert import RuleExpert
+from echelon.population.rule_expert import Rule
 from echelon.risk.events import RiskEvent, RiskLog, alert_of
 from echelon.risk.portfolio import MONTH, PortfolioHalt, TurnoverLimit
 from echelon.states import State, below_prefix, copy_state, match_state, with_prefix
@@ -133,7 +133,7 @@ class HierarchyPolicy:
             self.experts, HedgeRouter(), self.config, self.seed, f"{self.name}, hedge"
         )
         singles = {
-            expert_key(k, expert.name if isinstance(expert, RuleExpert) else ""): expert
+            expert_key(k, expert.name if isinstance(expert, Rule) else ""): expert
             for k, expert in enumerate(self.experts)
         }
         return {HEDGE: hedge} | singles

@@ -118,9 +118,8 @@ class Rollout(NamedTuple):
         each = mixed.advantage.view(-1, size)
         each = (each - each.mean(1, keepdim=True)) / (each.std(1, keepdim=True) + 1e-8)
         mixed = mixed._replace(advantage=each.view(-1))
-        yield from (
-            Rollout._make(parts) for parts in zip(*(p.split(size) for p in mixed), strict=True)
-        )
+        for low in range(0, len(order), size):
+            yield Rollout._make(part[low : low + size] for part in mixed)
 
 
 class Spread(NamedTuple):
@@ -142,20 +141,21 @@ class Gradients:
 
     def __init__(self, net: RouterNet, meta: MetaRouterConfig) -> None:
         self.net, self.meta = net, meta
-        parameters = list(net.parameters())
+        hidden = net.mlp_extractor
+        self.policy_layers = (*_linear_layers(hidden.policy_net), net.action_net)
+        self.value_layers = (*_linear_layers(hidden.value_net), net.value_net)
+        parameters, low = list(net.parameters()), 0
         self.flat = torch.zeros(sum(part.numel() for part in parameters))
-        for part, piece in zip(
-            parameters, self.flat.split([p.numel() for p in parameters]), strict=True
-        ):
-            part.grad = piece.view_as(part)
+        for part in parameters:
+            part.grad = self.flat[low : low + part.numel()].view_as(part)
+            low += part.numel()
 
     @torch.no_grad()
     def fill(self, batch: Rollout) -> Spread:
         """Of a minibatch of B decisions, whose advantages have a mean of 0 and a deviation of 1."""
         net, meta, count = self.net, self.meta, len(batch.obs)
-        policy_layers, value_layers = net.mlp_extractor.policy_net, net.mlp_extractor.value_net
-        said, kept = _forward((policy_layers[0], policy_layers[2], net.action_net), batch.obs)
-        values, kept_values = _forward((value_layers[0], value_layers[2], net.value_net), batch.obs)
+        said, kept = _forward(self.policy_layers, batch.obs)
+        values, kept_values = _forward(self.value_layers, batch.obs)
         prior = net.prior(batch.obs) if net.has_prior else None
         log_probs = _mask(said if prior is None else said + prior, batch.allowed)
         probs = log_probs.exp()
@@ -175,17 +175,17 @@ class Gradients:
             slope += (meta.prior_kl / count) * probs * (apart - each)
             kl = each.mean()
         error = values - batch.returns[:, None]
-        _backward((policy_layers[0], policy_layers[2], net.action_net), kept, slope)
-        _backward(
-            (value_layers[0], value_layers[2], net.value_net),
-            kept_values,
-            (2.0 * VALUE_WEIGHT / count) * error,
-        )
+        _backward(self.policy_layers, kept, slope)
+        _backward(self.value_layers, kept_values, (2.0 * VALUE_WEIGHT / count) * error)
         return Spread(entropy.mean(), kl)
 
     def clip(self) -> None:
         """Shorten the gradient to `GRADIENT_NORM`."""
         self.flat.mul_((GRADIENT_NORM / (self.flat.norm() + 1e-6)).clamp_(max=1.0))
+
+
+def _linear_layers(net: nn.Sequential) -> list[nn.Linear]:
+    return [layer for layer in net if isinstance(layer, nn.Linear)]
 
 
 def _mask(logits: Tensor, allowed: Tensor) -> Tensor:

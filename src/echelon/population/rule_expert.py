@@ -14,6 +14,10 @@ portfolio at every bar:
 
 An answer depends on row and book alone. Nothing after the row counts.
 
+`forecast` says by itself what it holds at every bar, whoever asks (`backtest.top_k`). It is fitted
+on the experts' part of the train window, so that the router judges it on bars it has not seen, and
+is kept with the weights of the hierarchy.
+
 Axes: `E` books, `N` assets.
 """
 
@@ -21,21 +25,26 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from echelon.backtest.baselines import make_baseline
+from echelon.backtest.baselines import FORECAST, make_baseline
+from echelon.backtest.forecaster import Model, fit_forecaster, model_of_arrays, refusal, scorer_of
 from echelon.backtest.policy import Policy, lookback_of
+from echelon.backtest.top_k import RowScores, TopKPolicy, TopKRule
 from echelon.config import Config
 from echelon.envs.act import Action, ActionKind, ActionRule, Holdings, free, holdings
 from echelon.envs.world import World
-from echelon.errors import StoreError
+from echelon.errors import DataError, StoreError
 from echelon.market import Book, Rows
 from echelon.states import State
 from echelon.types import Floats
 
+_RULE = "rule"  # among the arrays of a forecaster
 _NEAR = 0.02
 """Books this near to the portfolio, by half the L1 distance with cash, are left alone."""
 _WORLDS = 4  # worlds whose portfolios are remembered: experts' and router's part, validation, test
@@ -131,6 +140,57 @@ class RuleExpert:
         return np.nan_to_num(np.asarray(answer, dtype=np.float64))
 
 
-def rule_experts(config: Config) -> tuple[RuleExpert, ...]:
-    """The experts of `experts.rules`, in that order."""
-    return tuple(RuleExpert(make_baseline(name, config), config) for name in config.experts.rules)
+class ForecastExpert(TopKPolicy):
+    """The forecaster as an expert: it says at every bar what it holds, whatever the book."""
+
+    def __init__(self, model: Model, rule: TopKRule) -> None:
+        super().__init__(RowScores(scorer_of(model)), rule, FORECAST)
+        self.model = model
+
+    def weights(self) -> dict[str, Tensor]:
+        """Model and rule, for `load`."""
+        arrays = self.model._asdict() | {_RULE: np.array(self.rule, dtype=np.float64)}
+        return {name: torch.from_numpy(np.array(part)) for name, part in arrays.items()}
+
+    @classmethod
+    def load(cls, weights: Mapping[str, Tensor], n_features: int) -> Self:
+        """What `weights` gave; ValueError: these are no such model."""
+        arrays = {name: part.numpy() for name, part in weights.items()}
+        top, buffer, tranches, horizon = arrays.pop(_RULE).tolist()
+        rule = TopKRule(int(top), buffer, int(tranches), int(horizon))
+        if problem := rule.problem:
+            raise ValueError(problem)
+        return cls(model_of_arrays(arrays, n_features), rule)
+
+
+Rule = RuleExpert | ForecastExpert
+
+
+def rule_experts(config: Config, world: World | None = None) -> tuple[Rule, ...]:
+    """The experts of `experts.rules`, in that order; world: whose train window is fitted on."""
+    return tuple(
+        RuleExpert(make_baseline(name, config), config)
+        if name != FORECAST
+        else _fit_forecast(config, world)
+        for name in config.experts.rules
+    )
+
+
+def load_rules(config: Config, weights: Mapping[str, Tensor], n_features: int) -> tuple[Rule, ...]:
+    """The same, a forecaster being that of weights which `ForecastExpert.weights` gave."""
+    return tuple(
+        RuleExpert(make_baseline(name, config), config)
+        if name != FORECAST
+        else ForecastExpert.load(weights, n_features)
+        for name in config.experts.rules
+    )
+
+
+def _fit_forecast(config: Config, world: World | None) -> ForecastExpert:
+    assert world is not None, "a forecaster is fitted on a world"
+    fitted = fit_forecaster(config, world)
+    if fitted is None:
+        raise DataError(
+            f"experts.rules names forecast, but {refusal(config, world)}. Leave it out."
+        )
+    return ForecastExpert(fitted.model, fitted.rule)

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from echelon.agents.a2c import ActorPolicy
 from echelon.agents.expert_core import WeightPolicy
 from echelon.backtest.ensemble import EnsemblePolicy
+from echelon.backtest.forecaster import Model
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.errors import UsageError
@@ -37,11 +38,12 @@ from echelon.population.policy import HierarchyPolicy
 from echelon.population.reference_policies import HedgeRouter, RouterPolicy
 from echelon.population.router import Router
 from echelon.population.router_task import observation_size
-from echelon.population.rule_expert import RuleExpert
+from echelon.population.rule_expert import ForecastExpert, RuleExpert
 from echelon.serving.policies import (
     GRAPH_INPUTS,
     ActorSpec,
     EnsembleSpec,
+    ForecastSpec,
     Graph,
     HierarchySpec,
     PolicySpec,
@@ -101,6 +103,8 @@ class PolicySplit:
         """Raises UsageError where there is no way to export the policy."""
         self.config, self.n_features = config, n_features
         self.modules: dict[str, nn.Module] = {}
+        self.models: dict[str, Model] = {}
+        """Of forecasters."""
         self._names: dict[str, str] = {}
         self._count: dict[str, int] = {}
         self.spec: PolicySpec = self.describe(policy)
@@ -129,6 +133,13 @@ class PolicySplit:
     @describe.register
     def _describe_rule(self, policy: RuleExpert) -> RuleSpec:
         return {"kind": "rule", "name": policy.name}
+
+    @describe.register
+    def _describe_forecast(self, policy: ForecastExpert) -> ForecastSpec:
+        number = self._count["forecast"] = self._count.get("forecast", -1) + 1
+        self.models[f"forecast-{number}"] = policy.model
+        model = f"forecast-{number}"
+        return {"kind": "forecast", "name": policy.name, "model": model, "rule": policy.rule}
 
     @describe.register
     def _describe_hierarchy(self, policy: HierarchyPolicy) -> HierarchySpec:

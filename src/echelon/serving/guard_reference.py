@@ -24,7 +24,6 @@ from echelon.market import Reason
 from echelon.monitoring.drift import Expectation, Pairs, market_return, pairs_of_backtest
 from echelon.monitoring.guard import MOST_ROWS, Reference
 from echelon.population.policy import HierarchyPolicy
-from echelon.population.rule_expert import RuleExpert
 from echelon.serving.policies import OnnxPolicy, WindowEncoder
 from echelon.states import below_prefix, with_prefix
 from echelon.types import Bools, Floats32
@@ -47,9 +46,9 @@ def shared_encoder(policy: Policy) -> WindowEncoder | None:
     if isinstance(policy, EnsemblePolicy):
         return shared_encoder(policy.members[0])
     if isinstance(policy, HierarchyPolicy):
-        learned = [expert for expert in policy.experts if not isinstance(expert, RuleExpert)]
+        learned = [expert for expert in policy.experts if isinstance(expert, OnnxPolicy)]
         encoders = [shared_encoder(expert) for expert in learned]
-        return encoders[0] if all(own is encoders[0] for own in encoders) else None
+        return encoders[0] if encoders and all(own is encoders[0] for own in encoders) else None
     return policy.encoder if isinstance(policy, OnnxPolicy) else None
 
 
