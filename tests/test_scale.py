@@ -22,7 +22,7 @@ from echelon.cli.options import with_engine
 from echelon.config import fingerprint, load_config, to_yaml
 from echelon.errors import DataError, TrainingError, UsageError
 from echelon.workers import Failure, Pool, Report, ShouldStop, run_jobs
-from reliability._clusters import Nodes, actors_left, bare_world, cluster, results, run
+from reliability._clusters import Nodes, bare_world, cluster, results, run
 from reliability._commands import COMMANDS, shrink_proof
 
 HIERARCHY = (
@@ -45,7 +45,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def three() -> Iterator[Nodes]:
     with cluster(1, 2, 2) as nodes:
         yield nodes
-    assert actors_left() == []
+        assert nodes.left() == []
 
 
 class Worlds:
@@ -231,10 +231,7 @@ def test_driver_that_ends_leaves_no_actor_and_is_gone_on_with(
     again = ("train", "--resume", "runs/a") if (place / "runs/a/config.yaml").exists() else argv
     run(place, *again, *on)
     assert results(place, NOT_ON_CLUSTERS) == worlds.local(argv)
-    until = time.monotonic() + 60
-    while actors_left() and time.monotonic() < until:
-        time.sleep(0.5)
-    assert actors_left() == []
+    assert three.left() == []
 
 
 @pytest.mark.services

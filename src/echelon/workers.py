@@ -56,7 +56,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
-from echelon.errors import EchelonError, TrainingError
+from echelon.errors import EchelonError, TrainingError, WorkersLostError
 from echelon.files import (
     Closing,
     Mark,
@@ -176,6 +176,7 @@ class Pool(Closing, Generic[_T_co]):
         """None where all live in this process. Of W, number w hosts the members w, w + W, …"""
         self._make_member, self._threads, self._closed = make, threads, False
         self._engine = engine()
+        self._begun: list[_Call] = []
         self._busy: dict[Worker, list[int]] = {}
         """Members whose answers are still to come."""
         self.remote = min(workers, size) > 1
@@ -207,14 +208,30 @@ class Pool(Closing, Generic[_T_co]):
     ) -> dict[int, _R | Failure]:
         """Call a method of the members' class, with the same arguments for each one named."""
         # By its name: the member's own class may have its own.
-        return self._call(method.__name__, dict.fromkeys(numbers, _pack((args, kwargs))))
+        self._begin(method.__name__, dict.fromkeys(numbers, _pack((args, kwargs))))
+        return self.finish()
 
     def call_each(
         self, method: Callable[[_T_co, _A], _R], arguments: Mapping[int, _A]
     ) -> dict[int, _R | Failure]:
         """Call a method with an argument of its own for each member named."""
-        packed = {number: _pack(((own,), {})) for number, own in arguments.items()}
-        return self._call(method.__name__, packed)
+        self.begin_each(method, arguments)
+        return self.finish()
+
+    def begin_each(
+        self, method: Callable[[_T_co, _A], object], arguments: Mapping[int, _A]
+    ) -> None:
+        """Have members in other processes begin a `call_each`; in this one they wait for `finish`.
+
+        Nothing else may be asked before `finish` has given the answers.
+        """
+        self._begin(method.__name__, {m: _pack(((own,), {})) for m, own in arguments.items()})
+
+    def finish(self) -> dict[int, Any]:
+        """Answers to what was begun."""
+        begun, self._begun = self._begun, []
+        answers = self._answers_to(begun)
+        return {call.number: self._result(call.number, answers[call.number]) for call in begun}
 
     def rebuild(self, number: int) -> list[int]:
         """Make a member again; where its process died, all that lived there, in a new process.
@@ -251,22 +268,25 @@ class Pool(Closing, Generic[_T_co]):
         """Numbers of all that live in the process of one."""
         return list(range(number % len(self.workers), self.size, len(self.workers)))
 
-    def _call(self, method: str, arguments: Mapping[int, bytes]) -> dict[int, Any]:
+    def _begin(self, method: str | None, arguments: Mapping[int, bytes]) -> None:
         unknown = [number for number in arguments if not 0 <= number < self.size]
         assert not unknown, f"members are numbered 0 to {self.size - 1}, found {unknown}"
-        calls = [_Call(number, method, packed) for number, packed in arguments.items()]
-        answers = self._ask(calls)
-        return {number: self._result(number, answers[number]) for number in arguments}
-
-    def _make(self, numbers: Sequence[int]) -> list[Failure]:
-        answers = self._ask([_Call(number, None, b"") for number in numbers])
-        results = [self._result(number, answers[number]) for number in numbers]
-        return [result for result in results if isinstance(result, Failure)]
-
-    def _ask(self, calls: Sequence[_Call]) -> dict[int, _Outcome]:
-        """Outcomes of all calls; all processes work at the same time."""
+        assert not self._begun, "answers to what was begun before have not been taken"
         if self._closed:
             raise RuntimeError("the pool is closed: its members are gone")
+        self._begun = [_Call(number, method, packed) for number, packed in arguments.items()]
+        for w, worker in enumerate(self.workers):
+            own = [call for call in self._begun if call.number % len(self.workers) == w]
+            if own:
+                self._busy[worker] = [call.number for call in own]
+                worker.send(own)
+
+    def _make(self, numbers: Iterable[int]) -> list[Failure]:
+        self._begin(None, dict.fromkeys(numbers, b""))
+        return [result for result in self.finish().values() if isinstance(result, Failure)]
+
+    def _answers_to(self, calls: Sequence[_Call]) -> dict[int, _Outcome]:
+        """Outcomes of all calls; all processes work at the same time."""
         if not self.workers:
             import torch
 
@@ -281,11 +301,6 @@ class Pool(Closing, Generic[_T_co]):
                 torch.set_num_threads(before)
         outcomes: dict[int, _Outcome] = {}
         try:
-            for w, worker in enumerate(self.workers):
-                own = [call for call in calls if call.number % len(self.workers) == w]
-                if own:
-                    self._busy[worker] = [call.number for call in own]
-                    worker.send(own)
             while self._busy:
                 for worker in self._engine.ready(self._busy):
                     answers = worker.receive()
@@ -304,7 +319,7 @@ class Pool(Closing, Generic[_T_co]):
             return _unpack(outcome.content)
         if outcome.kind == "lost":
             others = ", ".join(map(str, self._housemates(number)))
-            error: Exception = TrainingError(
+            error: Exception = WorkersLostError(
                 f"member {number}: its process (members {others}) ended unexpectedly "
                 f"({outcome.content}), perhaps for want of memory. Resume the run with fewer "
                 "trainer.workers."
@@ -449,16 +464,19 @@ def _run_in_workers(
                             on_report(k, outcome.content)
                         continue
                     del running[worker]
+                    # One on a node that is gone, and does not know it yet, loses its own workers.
+                    goes_on = deaths[k] < here.retries
+                    if outcome is None or (_lost_workers(outcome) and goes_on):
+                        worker.end()
+                        deaths[k] += 1
+                        if deaths[k] <= here.retries:
+                            if not asked:
+                                waiting.insert(0, k)
+                            continue
                     if outcome is not None:
                         done = outcome.kind == "result"
                         results[k] = outcome.content if done else Failure(_error_of(outcome))
                         idle.append(worker)
-                        continue
-                    worker.end()
-                    deaths[k] += 1
-                    if deaths[k] <= here.retries:
-                        if not asked:
-                            waiting.insert(0, k)
                         continue
                     error = TrainingError(
                         f"{here.name(jobs[k])}a worker process ended unexpectedly "
@@ -532,6 +550,11 @@ def _error_of(outcome: _Outcome, who: str = "") -> Exception:
     if outcome.kind == "os":
         return OSError(*outcome.content)
     return RuntimeError(f"{who}in a worker process:\n{outcome.content}")
+
+
+def _lost_workers(outcome: _Outcome) -> bool:
+    """Whether a job failed for want of its own workers."""
+    return outcome.kind == "error" and issubclass(outcome.content[0], WorkersLostError)
 
 
 class _Pickler(ForkingPickler):
