@@ -396,6 +396,24 @@ class JobResults(Generic[_R]):
         return done
 
 
+class JobCounts(NamedTuple):
+    """Jobs of this process by state, and how often a worker died over one."""
+
+    waiting: int = 0
+    running: int = 0
+    done: int = 0
+    failed: int = 0
+    deaths: int = 0
+
+
+_counts = JobCounts()
+
+
+def job_counts() -> JobCounts:
+    """So far: those at work, and of all that were done before. Any thread may ask."""
+    return _counts
+
+
 def run_jobs(
     task: _Task[_J, _R],
     jobs: Sequence[_J],
@@ -404,94 +422,130 @@ def run_jobs(
     on_report: Callable[[int, object], None] = lambda _k, _message: None,
 ) -> JobResults[_R]:
     """Run every job; `on_report(k, message)` passes on what the task of job k reports."""
-    if engine().away or (workers > 1 and len(jobs) > 1):
-        return _run_in_workers(task, jobs, min(workers, len(jobs)), on_report)
-    results: list[_R | Failure | None] = [None] * len(jobs)
+    run = _JobRun(task, jobs, min(workers, len(jobs)), on_report)
     with stop_requests() as stop:
-        for k, job in enumerate(jobs):
-            if stop():
-                break
-            try:
-                results[k] = task(job, partial(on_report, k), stop)
-            except EchelonError as error:
-                results[k] = Failure(error)
-        return JobResults(results, stop())
+        if engine().away or (workers > 1 and len(jobs) > 1):
+            run.in_workers(stop)
+        else:
+            run.here(stop)
+        return JobResults(run.results, stop())
 
 
-def _run_in_workers(
-    task: _Task[_J, _R], jobs: Sequence[_J], workers: int, on_report: Callable[[int, object], None]
-) -> JobResults[_R]:
-    """Do all jobs, or those that were begun before a stop, in workers.
+class _JobRun(Generic[_J, _R]):
+    """Jobs, those that wait, and who does which of the others.
 
     A worker is given a job, or None to stop, and gives reports and an outcome, by a pipe of its
     own: one killed while it holds the lock of a shared queue would halt the others.
     """
-    results: list[_R | Failure | None] = [None] * len(jobs)
-    waiting, asked = list(range(len(jobs))), False
-    here = engine()
-    sent: set[int] = set()
-    deaths = [0] * len(jobs)
-    running: dict[Worker, int] = {}
-    idle: list[Worker] = []
-    with stop_requests() as stopped, ExitStack() as held:
-        try:
-            while waiting or running:
-                if stopped() and not asked:
-                    asked = True
-                    waiting.clear()
-                    for worker in running:
-                        worker.send(None)
-                # A signal while they are started: the others are not.
-                while waiting and len(running) < workers and not stopped():
-                    k = waiting.pop(0)
-                    if k not in sent:
-                        try:
-                            held.enter_context(here.hold(jobs[k]))
-                        except EchelonError as locked:
-                            results[k] = Failure(locked)
-                            continue
-                    idle = [worker for worker in idle if worker.is_alive()]
-                    worker = idle.pop() if idle else here.start(_do_jobs, here.task_of(task))
-                    worker.send(here.parcel(jobs[k], again=k in sent))
-                    sent.add(k)
-                    running[worker] = k
-                for worker in here.ready(running, timeout=0.2):
-                    outcome, k = worker.receive(), running[worker]
-                    if outcome is not None and outcome.kind == "report":
-                        if here.accept(jobs[k], outcome.content):
-                            deaths[k] = 0
-                        else:
-                            on_report(k, outcome.content)
-                        continue
-                    del running[worker]
-                    # One on a node that is gone, and does not know it yet, loses its own workers.
-                    goes_on = deaths[k] < here.retries
-                    if outcome is None or (_lost_workers(outcome) and goes_on):
-                        worker.end()
-                        deaths[k] += 1
-                        if deaths[k] <= here.retries:
-                            if not asked:
-                                waiting.insert(0, k)
-                            continue
-                    if outcome is not None:
-                        done = outcome.kind == "result"
-                        results[k] = outcome.content if done else Failure(_error_of(outcome))
-                        idle.append(worker)
-                        continue
-                    error = TrainingError(
-                        f"{here.name(jobs[k])}a worker process ended unexpectedly "
-                        f"({worker.ended}), perhaps for want of memory. Go on with --resume, with "
-                        "fewer --workers."
-                    )
-                    results[k] = Failure(error)
-        finally:
-            for worker in running:
-                worker.dismiss(busy=True)
-            for worker in idle:
-                worker.dismiss(busy=False)
-            for worker in (*running, *idle):
-                worker.end()
-        return JobResults(results, stopped())
+
+    def __init__(
+        self,
+        task: _Task[_J, _R],
+        jobs: Sequence[_J],
+        workers: int,
+        on_report: Callable[[int, object], None],
+    ) -> None:
+        self.results: list[_R | Failure | None] = [None] * len(jobs)
+        self._task, self._jobs, self._workers, self._on_report = task, jobs, workers, on_report
+        self._engine, self._held = engine(), ExitStack()
+        self._waiting = list(range(len(jobs)))
+        self._sent: set[int] = set()
+        self._running: dict[Worker, int] = {}
+        self._idle: list[Worker] = []
+        self._deaths = [0] * len(jobs)
+        """Since a job last got on."""
+        self._before, self._lost = job_counts(), 0
+
+    def here(self, stop: ShouldStop) -> None:
+        """Do all jobs in this process, or those that were begun before a stop."""
+        while self._waiting and not stop():
+            k = self._waiting.pop(0)
+            self._count(running=1)
+            try:
+                self.results[k] = self._task(self._jobs[k], partial(self._on_report, k), stop)
+            except EchelonError as error:
+                self.results[k] = Failure(error)
+        self._count()
+
+    def in_workers(self, stop: ShouldStop) -> None:
+        """The same in workers, side by side."""
+        asked = False
+        with self._held:
+            try:
+                while self._waiting or self._running:
+                    if stop() and not asked:
+                        asked = True
+                        for worker in self._running:
+                            worker.send(None)
+                    # A signal while they are started: the others are not.
+                    while self._waiting and len(self._running) < self._workers and not stop():
+                        self._begin(self._waiting.pop(0))
+                    self._count(running=len(self._running))
+                    for worker in self._engine.ready(self._running, timeout=0.2):
+                        self._hear(worker)
+                    if asked:
+                        self._waiting.clear()
+            finally:
+                for worker in (*self._running, *self._idle):
+                    worker.dismiss(busy=worker in self._running)
+                for worker in (*self._running, *self._idle):
+                    worker.end()
+                self._waiting.clear()
+                self._count()
+
+    def _begin(self, k: int) -> None:
+        here, job = self._engine, self._jobs[k]
+        if k not in self._sent:
+            try:
+                self._held.enter_context(here.hold(job))
+            except EchelonError as locked:
+                self.results[k] = Failure(locked)
+                return
+        self._idle = [worker for worker in self._idle if worker.is_alive()]
+        worker = self._idle.pop() if self._idle else here.start(_do_jobs, here.task_of(self._task))
+        worker.send(here.parcel(job, again=k in self._sent))
+        self._sent.add(k)
+        self._running[worker] = k
+
+    def _hear(self, worker: Worker) -> None:
+        """Take in a report, a result, or that the worker has died."""
+        here, outcome, k = self._engine, worker.receive(), self._running[worker]
+        if outcome is not None and outcome.kind == "report":
+            if here.accept(self._jobs[k], outcome.content):
+                self._deaths[k] = 0
+            else:
+                self._on_report(k, outcome.content)
+            return
+        del self._running[worker]
+        # One on a node that is gone, and does not know it yet, loses its own workers.
+        goes_on = self._deaths[k] < here.retries
+        if outcome is None or (_lost_workers(outcome) and goes_on):
+            worker.end()
+            self._deaths[k] += 1
+            self._lost += 1
+            if goes_on:
+                self._waiting.insert(0, k)
+                return
+        if outcome is not None:
+            done = outcome.kind == "result"
+            self.results[k] = outcome.content if done else Failure(_error_of(outcome))
+            self._idle.append(worker)
+            return
+        error = TrainingError(
+            f"{here.name(self._jobs[k])}a worker process ended unexpectedly ({worker.ended}), "
+            "perhaps for want of memory. Go on with --resume, with fewer --workers."
+        )
+        self.results[k] = Failure(error)
+
+    def _count(self, running: int = 0) -> None:
+        global _counts
+        before = self._before
+        failed = sum(isinstance(result, Failure) for result in self.results)
+        done = sum(result is not None for result in self.results) - failed
+        _counts = JobCounts(
+            *(len(self._waiting), running, before.done + done, before.failed + failed),
+            before.deaths + self._lost,
+        )
 
 
 def _do_jobs(pipe: Connection | End, task: _Task[_J, _R]) -> None:

@@ -19,7 +19,7 @@ from echelon.evaluation.tuning import Tuning, TuningResult
 from echelon.files import write_atomic
 from echelon.report.charts.chart import Axis, Chart, Curve, Layer, Plot, Points
 from echelon.report.charts.slides import Slide, draw_slide, slide_words
-from echelon.report.pages import Cell, Named, Table, render_page
+from echelon.report.pages import Cell, Content, Named, Table, render_page
 from echelon.report.run.facts import CODE, FactRows
 from echelon.report.run.page import STEM, command_for
 from echelon.report.texts import DASH, Words, file_name, languages_with
@@ -66,10 +66,11 @@ def search_chart(result: TuningResult, measure: str, words: Words) -> Chart:
     shown = [trial for trial in result.trials if trial.value is not None]
     numbers = [float(trial.trial.number) for trial in shown]
     values = [trial.value or 0.0 for trial in shown]
-    done = [trial.value if trial.state == "complete" else -math.inf for trial in shown]
-    best = [v if math.isfinite(v) else math.nan for v in np.maximum.accumulate(done)]
+    complete = np.array([trial.state == "complete" for trial in shown], dtype=np.bool_)
+    done = np.where(complete, values, -math.inf)
+    best = np.where(np.logical_or.accumulate(complete), np.maximum.accumulate(done), math.nan)
     look: dict[str, Any] = {
-        "roles": ["accent" if trial.state == "complete" else "benchmark" for trial in shown],
+        "roles": ["accent" if own else "benchmark" for own in complete],
         "texts": [f"{t.trial.name}: {v:.3f}" for t, v in zip(shown, values, strict=True)],
     }
     y = Axis(measure)
@@ -102,7 +103,7 @@ def _span(result: TuningResult, tuning: Tuning, words: Words) -> str:
 
 def _trials_table(result: TuningResult, measure: str, words: Words) -> Table:
     """All trials, the best first; those without a value last."""
-    rows = [
+    rows: list[list[Content]] = [
         [
             Named(trial.trial.name, strong=trial is result.best),
             Cell(words(f"tuning_{trial.state}")),
