@@ -6,8 +6,10 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -252,6 +254,38 @@ def test_what_an_actor_asks_for_must_fit_on_a_node(three: Nodes) -> None:
 )
 def test_address_that_is_no_good_is_refused_at_once(address: str, words: str) -> None:
     with pytest.raises(UsageError, match=words), scale.ray_engine(address, 1, 0):
+        pass
+
+
+@pytest.mark.parametrize("answer", [b"", b"\x15\x03\x01\x00\x02\x02\x46", b"HTTP/1.1 400"])
+def test_address_where_something_else_listens_is_refused_at_once(answer: bytes) -> None:
+    """It hangs up, as a cluster with TLS does; it says why; it is a web server."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def hear() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                assert connection.recv(100).startswith(b"PRI * HTTP/2.0")
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=hear)
+        thread.start()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        with (
+            pytest.raises(UsageError, match="no head of a Ray cluster answers there, or one with"),
+            scale.ray_engine(address, 1, 0),
+        ):
+            pass
+        thread.join()
+
+
+def test_certificates_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        pytest.raises(UsageError, match="No such file or directory"),
+        scale.ray_engine(f"127.0.0.1:{listening.getsockname()[1]}", 1, 0),
+    ):
         pass
 
 

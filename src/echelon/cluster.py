@@ -36,6 +36,7 @@ import queue
 import shutil
 import signal
 import socket
+import ssl
 import sys
 import tempfile
 import threading
@@ -76,6 +77,9 @@ _TAKE_SECONDS, _REACH_SECONDS, _START_SECONDS = 10.0, 5.0, 300.0
 _SYNC_SECONDS = 5.0
 """Between two rounds after which changed files come back, without a new checkpoint."""
 _RETRIES = 3
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_SETTINGS_FRAME = b"\x04"
+"""How a client of gRPC begins, and the kind of what it is answered."""
 _STORE_BYTES = 512 * 1024 * 1024
 """Of the object store of a cluster that is started for one command; what is more spills to disk."""
 _LOCKED = (
@@ -446,15 +450,40 @@ def _cluster_of(address: str) -> str | None:
 
 
 def _refuse_unreachable(address: str) -> None:
-    """Ask quickly; Ray would try for minutes."""
+    """Ask quickly whether the head of a cluster is there; Ray would try for minutes."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), _REACH_SECONDS).close()
+        with (
+            socket.create_connection((host, int(port)), _REACH_SECONDS) as plain,
+            _secured(plain) as connection,
+        ):
+            connection.sendall(_GREETING)
+            answer = connection.recv(4)
     except OSError as error:
         raise UsageError(
             f"--on ray:{address}: nobody answers there ({error.strerror or error}). Start the "
             "cluster (`ray start --head`), or name the address it says."
         ) from None
+    if answer[3:] != _SETTINGS_FRAME:
+        raise UsageError(
+            f"--on ray:{address}: no head of a Ray cluster answers there, or one with TLS, for "
+            "which RAY_USE_TLS and its certificates must be set here too. Name the address that "
+            "`ray start --head` says."
+        )
+
+
+def _secured(plain: socket.socket) -> socket.socket:
+    """The connection as Ray would have it: with TLS where its variables say so."""
+    given = os.environ
+    if given.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return plain
+    context = ssl.create_default_context(cafile=given.get("RAY_TLS_CA_CERT"))
+    context.check_hostname = False  # nor does Ray
+    context.set_alpn_protocols(["h2"])
+    context.load_cert_chain(
+        given.get("RAY_TLS_SERVER_CERT", ""), given.get("RAY_TLS_SERVER_KEY", "")
+    )
+    return context.wrap_socket(plain)
 
 
 @contextmanager
