@@ -94,11 +94,13 @@ def wait_until_empty(numbers: Callable[[], list[int]]) -> list[int]:
 
 
 @contextmanager
-def cluster(*cpus: int) -> Iterator[Nodes]:
-    """A node with so many CPUs for each number; the first is the head."""
+def cluster(*cpus: int, **settings: str) -> Iterator[Nodes]:
+    """A node with so many CPUs for each number; the first is the head. settings: Ray's variables"""
     with scratch_directory("ray") as temporary:
         before = dict(os.environ)
-        os.environ.update(_SETTINGS, RAY_TMPDIR=str(temporary))  # short: sockets are in it
+        os.environ.update(
+            _SETTINGS | settings, RAY_TMPDIR=str(temporary)
+        )  # short: sockets are in it
         nodes = Nodes(cpus, temporary)
         try:
             yield nodes

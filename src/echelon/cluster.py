@@ -364,7 +364,7 @@ class RayWorker(Worker):
         """Note that it has ended, and why."""
         lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
         why = " ".join(lines[:12])[:600]
-        if "memory pressure" in text or "OutOfMemory" in text:
+        if any(words in text for words in ("low on memory", "memory pressure", "OutOfMemory")):
             why = f"out of memory; {why}"
         self._engine.deaths += 1
         self.ended = f"{self._where or 'before it was at work'}: {why}"

@@ -149,7 +149,8 @@ def train_all_seeds(
     for seed, result in zip(wanted, done.results, strict=True):
         # A failure says which seed it concerns; the traceback of a bug stays as it is.
         if len(jobs) > 1 and isinstance(result, Failure) and isinstance(result.error, EchelonError):
-            result.error.args = (f"seed {seed}: {result.error}",)
+            if f"seed {seed}: " not in str(result.error):
+                result.error.args = (f"seed {seed}: {result.error}",)
     outcomes = done.all_or_raise()
     if done.stopped:
         where = ", ".join(f"seed {o.seed} at step {o.step:,}" for o in outcomes)
