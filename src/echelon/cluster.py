@@ -49,7 +49,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
-from echelon.errors import TrainingError, UsageError
+from echelon.errors import TrainingError, UsageError, shorten
 from echelon.files import exclusive_lock, scratch_directory, staging_directory, swap_directory
 from echelon.files import write_atomic as write_file
 from echelon.stopping import SIGNALS
@@ -362,8 +362,7 @@ class RayWorker(Worker):
 
     def _lose(self, text: str) -> None:
         """Note that it has ended, and why."""
-        lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
-        why = " ".join(lines[:12])[:600]
+        why = shorten(text, 600)
         if any(words in text for words in ("low on memory", "memory pressure", "OutOfMemory")):
             why = f"out of memory; {why}"
         self._engine.deaths += 1
@@ -390,7 +389,7 @@ def ray_engine(address: str, cpus: float, memory: int) -> Iterator[RayEngine]:
             ray.init(**settings, log_to_driver=False, configure_logging=False)
         except (RuntimeError, ConnectionError, ValueError, OSError) as error:
             raise UsageError(
-                f"--on ray:{address}: {_first_lines(error)}. Start the cluster with the Ray and "
+                f"--on ray:{address}: {shorten(error, 400)} Start the cluster with the Ray and "
                 "Python of this machine (see docs/guide/scale.md)."
             ) from None
         finally:  # Ray takes them, and would leave without a checkpoint
@@ -884,7 +883,3 @@ def _openblas_threads() -> int:
     """Threads of OpenBLAS, on which the rounding of products depends."""
     given = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or ""
     return int(given) if given.isdecimal() else len(os.sched_getaffinity(0))
-
-
-def _first_lines(error: BaseException) -> str:
-    return " ".join(" ".join(str(error).split())[:400].rstrip(".").split())

@@ -98,8 +98,8 @@ class Engine:
     """Times that a job is begun again whose worker died, as long as nothing more of it is done."""
 
     def start(self, work: Callable[..., None], *args: object, daemon: bool = False) -> Worker:
-        """Start a worker that does `work(pipe, *args)`."""
-        return start_worker(work, *args, daemon=daemon)
+        """Start a worker that does `work(end, *args)`."""
+        return start_worker(_work_at_end, work, *args, daemon=daemon)
 
     def ready(self, workers: Iterable[Worker], timeout: float | None = None) -> list[Worker]:
         """Those that have sent something, or have ended."""
@@ -339,7 +339,7 @@ class _Call(NamedTuple):
     arguments: bytes  # of its own: two members must not get the same array, and change it
 
 
-def _host_members(pipe: Connection | End, threads: int) -> None:
+def _host_members(end: End, threads: int) -> None:
     """Host members in a worker of their own, until asked to leave."""
     import torch
 
@@ -354,7 +354,6 @@ def _host_members(pipe: Connection | End, threads: int) -> None:
         threading.Thread(target=leave_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     members: dict[int, Any] = {}
-    end = pipe if isinstance(pipe, End) else End(pipe)
     with suppress(EOFError, OSError):  # the parent has gone
         make = end.receive()
         while (calls := end.receive()) is not None:
@@ -548,9 +547,9 @@ class _JobRun(Generic[_J, _R]):
         )
 
 
-def _do_jobs(pipe: Connection | End, task: _Task[_J, _R]) -> None:
+def _do_jobs(end: End, task: _Task[_J, _R]) -> None:
     """Do one job after the other in a worker of its own, and say how each went."""
-    stopped, end = False, pipe if isinstance(pipe, End) else End(pipe)
+    stopped = False
 
     def should_stop() -> bool:
         # While a job is done nothing is sent but the wish to stop; where the parent was killed,
@@ -743,6 +742,10 @@ def start_worker(work: Callable[..., None], *args: object, daemon: bool = False)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
     return Worker(process, ours)
+
+
+def _work_at_end(pipe: Connection, work: Callable[..., None], *args: object) -> None:
+    work(End(pipe), *args)
 
 
 def _begin(
