@@ -25,6 +25,7 @@ _SETTINGS = {
     # A node that was killed is known to be dead after three seconds, and not after fifteen.
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
+    "RAY_raylet_start_wait_time_s": "150",  # a busy machine is no fault
 }
 
 

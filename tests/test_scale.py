@@ -382,6 +382,29 @@ def test_address_where_something_else_listens_is_refused_at_once(answer: bytes) 
         thread.join()
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("train", "-c", "flat.yaml", "--output-dir", "runs/a"),
+        WALK,
+        PROVE,
+        ("tune", "-c", "flat.yaml", "--ranges", "ranges.yaml", "--output-dir", "runs/a"),
+        ("execution", "train", "-c", "execution.yaml", "--output-dir", "runs/a"),
+        ("execution", "prove", "--output-dir", "runs/a"),
+    ],
+    ids=["train", "walk-forward", "prove", "tune", "execution", "execution-prove"],
+)
+def test_command_whose_cluster_is_not_there_writes_nothing(
+    bare: Path, tmp_path: Path, argv: tuple[str, ...]
+) -> None:
+    place = Path(shutil.copytree(bare, tmp_path / "w"))
+    (place / "ranges.yaml").write_text("train.gamma: [0.5, 0.9]\n")
+    with pytest.raises(UsageError, match=r"--on ray:127\.0\.0\.1:1: nobody answers there"):
+        run(place, *argv, "--on", "ray:127.0.0.1:1")
+    runs = {str(p.relative_to(place)) for p in place.glob("runs/**/*") if p.is_file()}
+    assert runs <= {"runs/registry/trials.json", "runs/registry/reads.json"}
+
+
 def test_certificates_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_USE_TLS", "1")
     with (

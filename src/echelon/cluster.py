@@ -28,6 +28,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import importlib.metadata
+import importlib.util
 import io
 import logging
 import os
@@ -378,12 +379,8 @@ def ray_engine(address: str, cpus: float, memory: int) -> Iterator[RayEngine]:
     """
     before = {number: signal.getsignal(number) for number in SIGNALS}
     with ExitStack() as stack:
-        where = _cluster_of(address)
-        if where is None:
-            settings = stack.enter_context(_own_cluster())
-        else:
-            _refuse_unreachable(where)
-            settings = {"address": where}
+        where = reach_cluster(address)
+        settings = stack.enter_context(_own_cluster()) if where is None else {"address": where}
         ray = import_ray()
         try:
             ray.init(**settings, log_to_driver=False, configure_logging=False)
@@ -400,6 +397,16 @@ def ray_engine(address: str, cpus: float, memory: int) -> Iterator[RayEngine]:
         engine = RayEngine(cpus, _fitting_memory(ray, memory))
         with use_engine(engine):
             yield engine
+
+
+def reach_cluster(address: str) -> str | None:
+    """HOST:PORT of a head that is there, None: a cluster is to be started; raises where none is."""
+    if importlib.util.find_spec("ray") is None:
+        import_ray()  # says which extra has it
+    where = _cluster_of(address)
+    if where is not None:
+        _refuse_unreachable(where)
+    return where
 
 
 def import_ray() -> Any:  # noqa: ANN401 (a module)

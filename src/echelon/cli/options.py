@@ -160,9 +160,8 @@ class RunOptions(NamedTuple):
     def read_config(self, resume: Path | None) -> Config:
         """The configuration that they name, or that of the run directory `resume`."""
         overrides = with_engine(self.override, self.on)
-        return read_config(
-            self.config, overrides, self.log_level, resume, self.trust_code, self.seeds
-        )
+        given = self.config, overrides, self.log_level, resume, self.trust_code, self.seeds
+        return reach_engine(read_config(*given))
 
 
 def with_run_options(command: Callable[Concatenate[RunOptions, P], None]) -> Callable[..., None]:
@@ -228,6 +227,15 @@ def with_engine(overrides: list[str] | None, on: str | None) -> list[str]:
         raise UsageError(f"--on {on!r}: expected ray, ray:HOST:PORT, ray:local or local.")
     engine = f"compute={{engine: {name}, address: {json_line(address or 'auto')}}}"
     return [*(overrides or ()), engine]
+
+
+def reach_engine(config: Config) -> Config:
+    """The configuration; raises where its cluster is not there, before anything is written."""
+    if config.compute.engine == "ray":
+        from echelon.cluster import reach_cluster
+
+        reach_cluster(config.compute.address)
+    return config
 
 
 def on_engine(base: Config, given: RunOptions) -> Config:
