@@ -58,8 +58,8 @@ def train(
 
     options.refuse_config_with_resume(config, resume)
     overrides = options.with_engine(override, on)
-    given = config, overrides, log_level, resume, trust_code, seeds
-    tree = options.reach_engine(options.read_config(*given))
+    tree = options.read_config(config, overrides, log_level, resume, trust_code, seeds)
+    options.reach_engine(tree)
     directory = options.run_directory(config, output_dir, resume, tree.logging.output_dir)
     given = options.RunOptions(
         workers=workers, resume=resume, overwrite=overwrite, metrics_port=metrics_port
@@ -238,8 +238,8 @@ def prove(
         "each proof of execution has a market with a spread, an impact and a volume cap of its "
         "own; no commission, stamp duty, lots, T+1 or price limits; the configuration plays no part"
     )
-    where = options.with_engine(None, on)
-    compute = options.reach_engine(options.read_config(None, where, log_level))
+    compute = options.read_config(None, options.with_engine(None, on), log_level)
+    options.reach_engine(compute)
     with console.progress_bar("proving") as bar, options.working_on(compute, workers):
         certificate = prove_execution(
             directory,
