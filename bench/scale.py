@@ -2,9 +2,10 @@
 
 1. **Overhead.** Two trainings of about a minute side by side, by local processes and by actors of
    a cluster on this machine, in turns. The cluster is there already.
-2. **Model.** A hierarchy's round, measured in one process: seconds that a member collects and
-   learns, that the router learns, and that the coordinator takes for the rest; and by actors: bytes
-   between them. From these, the time of a round on more nodes:
+2. **Model.** A hierarchy's round, measured in one process: processor seconds that a member collects
+   and learns, that the router learns, and that the coordinator takes for the rest; and by actors:
+   bytes between them, and the wall's seconds, which need a quiet machine. From these, the time of
+   a round on more nodes:
 
        T = max(k·c, r, (M·c + r) / P) + k·l + s + (D + U)·M / B + (N − 1)·C·M / B
 
@@ -32,6 +33,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 from echelon.cluster import ray_engine
 from echelon.config import load_config, override_config
@@ -48,7 +51,10 @@ _MEMORY = 500_000_000
 
 @dataclass(frozen=True)
 class Round:
-    """Of a hierarchy, measured: seconds and bytes of one round, on average."""
+    """Of a hierarchy, measured: seconds and bytes of one round, on average.
+
+    seconds: of the processor with one actor, which is this process; of the wall with more
+    """
 
     members: int
     actors: int
@@ -124,17 +130,21 @@ def rounds(bare: Path, members: int, actors: int, n: int) -> Round:
     prepare(config, run)
     job = SeedJob(config, run, 1)
     worlds, directory = load_worlds(job), seed_directory(run, 1)
-    with ray_engine("local", 1, _MEMORY) if actors > 1 else nullcontext() as engine:
+    clock = time.perf_counter if actors > 1 else time.process_time
+    with (
+        ray_engine("local", 1, _MEMORY) if actors > 1 else nullcontext() as engine,
+        patch("echelon.population.learner.time", SimpleNamespace(perf_counter=clock)),
+    ):
         assert ready(config, worlds, directory, lambda: False)
         (directory / CHECKPOINTS).mkdir(parents=True)
         learner = Training(config, worlds, directory, 1).learner
         learner.train_once()
         counts = (0, 0) if engine is None else (engine.sent + engine.store.bytes_put, engine.heard)
-        begun, phases = time.perf_counter(), dict.fromkeys(("collect", "experts", "router"), 0.0)
+        begun, phases = clock(), dict.fromkeys(("collect", "experts", "router"), 0.0)
         for _ in range(n):
             metrics = learner.train_once()
             phases = {name: sum_ + metrics[f"time/{name}"] / n for name, sum_ in phases.items()}
-        seconds = (time.perf_counter() - begun) / n
+        seconds = (clock() - begun) / n
         after = (0, 0) if engine is None else (engine.sent + engine.store.bytes_put, engine.heard)
         down, up = ((b - a) / n / members for a, b in zip(counts, after, strict=True))
         news = 400 * learner.replay._rings[0].bytes_per_transition  # type: ignore[attr-defined]
