@@ -500,6 +500,7 @@ _few_baselines = under(_baselines, "eval.baselines=[equal_weight, min_variance, 
 _worked_by_file = under(_executed, "market.executor=learned")
 _tailed = under(_learned, "train.books=120", "reward.cvar_penalty=1")
 _patient = under(_passes, "pretrain.epochs=9", "pretrain.lr=0.1", "pretrain.patience=1")
+_ranked = under(_expert, "pretrain.targets=[rank]")
 _adapted = under(_expert, "lora.enabled=true")
 _td3 = under(_expert, "train.algo=TD3")
 _apg = under(_expert, "train.algo=APG", "expert.horizon=5")
@@ -572,8 +573,12 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "model.shared_encoder": ("model.shared_encoder=false", _learned),
     "model.periods": ("model.periods=[2, 4]", _timesnet),
     "model.n_periods": ("model.n_periods=1", _timesnet),
+    "model.direct": ("model.direct=8", _learned),
     "pretrain.enabled": ("pretrain.enabled=false", _expert),
     "pretrain.horizons": ("pretrain.horizons=[1, 3]", _expert),
+    "pretrain.targets": ("pretrain.targets=[return, rank]", _expert),
+    "pretrain.loss": ("pretrain.loss=ic", _ranked),
+    "pretrain.cross_fit": ("pretrain.cross_fit=2", _expert),
     "pretrain.masked_share": ("pretrain.masked_share=0.5", _expert),
     "pretrain.epochs": ("pretrain.epochs=4", _passes),
     "pretrain.pass_rows": ("pretrain.pass_rows=16", _expert),

@@ -168,6 +168,14 @@ class Config(Section):
     alerts: AlertsConfig = AlertsConfig()
     """Who is told of risk events and of how training ended; no result and no hash depends on it."""
 
+    def _contradictions(self) -> Iterator[str]:
+        if self.lora.enabled and self.pretrain.cross_fit:
+            yield (
+                f"pretrain.cross_fit={self.pretrain.cross_fit} scores each row by an encoder that "
+                "was fitted without it, and lora.enabled=true goes on fitting one on all of them: "
+                "turn one of the two off"
+            )
+
     @field_validator("assets")
     @classmethod
     def _assets_once_each(cls, value: tuple[str, ...]) -> tuple[str, ...]:

@@ -111,12 +111,15 @@ def measure_name(name: str, words: Words) -> Named:
 
 
 def measures_table(split: SplitData, words: Words) -> Table:
-    """A row a measure: the agent's mean ± std, then the baselines; the best value is marked."""
-    head = [words("measure"), words("agent"), *(words.name(r.key) for r in split.baselines)]
+    """A row a measure: the agent's mean ± std, the ensemble, the baselines; the best is marked."""
+    joined = split.evaluation.ensemble
+    books = {} if joined is None else {ENSEMBLE: joined}
+    books |= {r.key: r.measures for r in split.baselines}
+    head = [words("measure"), words("agent"), *map(words.name, books)]
     rows: list[list[Content]] = []
     for name, label in LABELS.items():
         agent = split.evaluation.over_seeds(name)
-        values = {"agent": agent.mean} | {r.key: r.measures[name] for r in split.baselines}
+        values = {"agent": agent.mean} | {key: own[name] for key, own in books.items()}
         best = best_of(name, values)
         shown = {key: label.format(value) for key, value in values.items()}
         shown["agent"] = label.format(agent.mean, agent.std)
@@ -128,8 +131,6 @@ def measures_table(split: SplitData, words: Words) -> Table:
 
 def seeds_table(split: SplitData, words: Words) -> Table:
     books = {record.key: record.measures for record in split.agents}
-    if split.evaluation.ensemble is not None:
-        books[ENSEMBLE] = split.evaluation.ensemble
     head = [words("measure"), *map(words.name, books)]
     rows: list[list[Content]] = [
         [measure_name(name, words), *(label.format(own[name]) for own in books.values())]
