@@ -47,9 +47,9 @@ def compare(parts: Sequence[RoutingPart], directory: Path, workers: int) -> bool
         gap, share = means["router"] - means["hedge"], means["router"] / means["filter"]
         apart, part_of = seed_interval(gap), seed_interval(share)
         kl = float(np.mean([finding["kl_prior"] or 0.0 for finding in findings]))
+        worth = ", ".join(f"{name} {values.mean():.2f}" for name, values in means.items())
         print(
-            f"{form}: router {means['router'].mean():.2f}, fixed share {means['hedge'].mean():.2f}, "
-            f"filter {means['filter'].mean():.2f}; router minus fixed share {apart.mean:+.3f} "
+            f"{form}: {worth}; router minus hedge {apart.mean:+.3f} "
             f"({apart.low:+.3f} … {apart.high:+.3f}), of the filter {part_of.mean:.1%} "
             f"({part_of.low:.1%} … {part_of.high:.1%}); {len(gap)} seeds, KL to the rule {kl:.3f}; "
             f"by seed {np.round(gap, 3).tolist()}",

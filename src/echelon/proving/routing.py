@@ -88,7 +88,7 @@ class RoutingPart(Part):
     seed: int
     decisions: int = 76_800
     counts: tuple[int, int] = (4, 4)
-    names: tuple[str, str] = ("routing trains", "routing test")
+    names: tuple[str, str] = ("routed trains", "routed test")
 
     @property
     def key(self) -> str:
