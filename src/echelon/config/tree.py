@@ -165,6 +165,13 @@ class Config(Section):
     alerts: AlertsConfig = AlertsConfig()
     """Who is told of risk events and of how training ended; no result and no hash depends on it."""
 
+    def _contradictions(self) -> Iterator[str]:
+        if self.expert.actor == "top_k" and self.train.algo != "APG":
+            yield (
+                f"expert.actor 'top_k' is moved by gradients through the market alone, and "
+                f"train.algo is {self.train.algo!r}: take APG, or expert.actor 'attention'"
+            )
+
     @field_validator("assets")
     @classmethod
     def _assets_once_each(cls, value: tuple[str, ...]) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ def encoder_lines(run: Path, words: Words) -> list[str]:
 
 
 def learner_lines(directory: Path, words: Words) -> FactRows:
-    adapter, replay = read_learner_facts(directory)
+    adapter, replay, dropped = read_learner_facts(directory)
     rows: FactRows = []
     if adapter is not None:
         with blaming(directory / LEARNER_FACTS, _REMEDY):
@@ -122,4 +122,7 @@ def learner_lines(directory: Path, words: Words) -> FactRows:
         size, capacity = (f"{number:,}" for number in replay)
         line = words("replay_size", size=size, capacity=capacity, whole=replay.whole)
         rows.append(("fact_replay", [line]))
+    if dropped:
+        line = words("dropped_rules", names=", ".join(dropped))
+        rows.append(("fact_dropped", [line]))
     return rows
