@@ -24,6 +24,7 @@ from echelon.envs.books import Books, equal_weight_returns
 from echelon.envs.world import World
 from echelon.errors import ConfigError, DataError, TrainingError
 from echelon.models.encoders import Encoder, build_encoder
+from echelon.models.expert import memberships
 from echelon.training.run import load_policy
 
 SMALL = (
@@ -345,11 +346,17 @@ class TopKRule:
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_untrained_it_trades_as_the_top_k_rule(seed: int) -> None:
     world = planted_wide(seed)
-    ratio, turnover = active_measures(make_wide(world).policy(), world)
-    rule_ratio, rule_turnover = active_measures(TopKRule(), world)
-    assert rule_turnover > 5.0
-    assert 0.7 < turnover / rule_turnover < 1.3
-    assert abs(ratio - rule_ratio) < 0.7
+    span, config = world.span("valid"), make_config(*WIDE)
+    mean = equal_weight_returns(world, span)[span.start : span.stop - 1]
+    own, rule = (
+        run_backtest(policy, world, span, config)
+        for policy in (make_wide(world).policy(), TopKRule())
+    )
+    active, rule_active = own.returns - mean, rule.returns - mean
+    assert np.corrcoef(active, rule_active)[0, 1] > 0.75
+    assert active.std() == pytest.approx(rule_active.std(), rel=0.15)
+    assert active.mean() / active.std() > rule_active.mean() / rule_active.std() - 0.02
+    assert own.traded[10:].mean() == pytest.approx(rule.traded[10:].mean(), rel=0.3)
 
 
 def test_its_target_is_the_top_k_and_holdings_leave_in_few_bars() -> None:
@@ -424,6 +431,38 @@ def test_wide_books_make_the_returns_that_the_policy_makes_in_the_real_ones() ->
         before = books.value.copy()
         result = books.step(policy.decide(books.row, books.holdings()))
         assert paths.gain[k].tolist() == pytest.approx(result.value / before - 1.0, abs=1e-5)
+
+
+def test_actor_of_wide_universes_is_refused_to_learners_without_gradients() -> None:
+    with pytest.raises(ConfigError, match=r"expert\.actor 'top_k'.*train\.algo is 'SAC'"):
+        make_config("train.algo=SAC", "expert.actor=top_k")
+    with pytest.raises(ConfigError, match=r"buffer \(5\) times top_share \(0\.3\)"):
+        make_config("expert.top_share=0.3", "expert.buffer=5")
+
+
+@pytest.mark.parametrize(("least", "most"), [(0.0, 1.0), (0.1, 0.7)])
+def test_memberships_add_up_and_their_gradients_are_those_of_differences(
+    least: float, most: float
+) -> None:
+    torch.manual_seed(2)
+    rating = torch.randn(2, 7, dtype=torch.float64, requires_grad=True)
+    width = torch.tensor(0.8, dtype=torch.float64, requires_grad=True)
+    places = torch.full((2, 1), 2.3, dtype=torch.float64, requires_grad=True)
+    free = torch.tensor([[True] * 7, [True, False] + [True] * 5])
+    bounds = (torch.full((2, 7), least).double(), torch.full((2, 7), most).double())
+
+    def members(rating: Tensor, places: Tensor, width: Tensor) -> Tensor:
+        return memberships(rating, places, width, free, *bounds)
+
+    part = members(rating, places, width)
+    assert part.sum(-1).tolist() == pytest.approx([2.3, 2.3])
+    assert part[1, 1] == 0.0
+    assert least <= part[free].min() <= part.max() <= most
+    order = rating[0].argsort()
+    assert (part[0][order].diff() >= 0.0).all()
+    assert torch.autograd.gradcheck(members, (rating, places, width))
+    none = memberships(rating, places, width, torch.zeros_like(free))
+    assert none.abs().max() == 0.0
 
 
 def test_information_ratio_is_mean_over_deviation_and_its_risk_is_in_it() -> None:

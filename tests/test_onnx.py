@@ -153,8 +153,8 @@ def test_actor_of_wide_universes_sets_the_weights_that_torch_does() -> None:
         inputs = [*book(rng, batch, assets).values(), rng.random((batch, assets)) < 0.8]
         target = graph(*inputs)
         assert gap(eager(*inputs), target) < TOLERANCE
-        assert (target[~inputs[-1]] == 0.0).all()
-        assert target[0].sum() > 0.5
+        assert (target[~(inputs[3] & inputs[4])] == 0.0).all()
+    assert target[0].sum() > 0.3
 
 
 def test_modules_of_one_structure_are_traced_once_and_keep_their_own_weights(

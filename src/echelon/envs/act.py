@@ -236,8 +236,10 @@ def weights_of_actions(actions: Floats32, held: Holdings) -> Floats:
 
 
 def weights_of_targets(targets: Floats32, held: Holdings) -> Floats:
-    """Target weights[E,N] ≥ 0 as they can be: what cannot be traded stays (NaN), what can only be
-    sold gets at most the weight it has."""
+    """Target weights[E,N] ≥ 0 as they can be.
+
+    What cannot be traded stays (NaN), what can only be sold gets at most the weight it has.
+    """
     buy, sell = held.allowed[:, :, Action.BUY], held.allowed[:, :, Action.SELL]
     capped = np.where(buy, targets, np.minimum(targets, held.weights)).astype(np.float64)
     return np.where(buy | sell, capped, np.nan)

@@ -182,8 +182,8 @@ class TopKActor(nn.Module):
         """(weights[B,N] wished of what is free, weight[B,1] of a whole member)."""
         free = obs.free & obs.present
         count = obs.present.sum(-1, keepdim=True).clamp(min=1)
-        k, width = (self.top_share * self.moved[0].exp() * count).clamp(min=1.0), _WIDTH
-        width = width * self.moved[1].exp()
+        k = (self.top_share * self.moved[0].exp() * count).clamp(min=1.0)
+        width = _WIDTH * self.moved[1].exp()
         score = self._scores(obs, count)
         # What cannot be sold takes its places.
         stuck = (obs.weights * ~free).sum(-1, keepdim=True).clamp(0.0, 1.0)

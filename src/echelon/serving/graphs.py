@@ -278,7 +278,7 @@ def _examples(config: Config, n_features: int) -> Mapping[tuple[str, str], Tenso
         "encoder": {"x": torch.randn(b, config.window, n, n_features)},
         "flat": {**actor, "allowed": torch.ones(b, n, N_ACTIONS, dtype=torch.bool)},
         "expert": actor,
-        "targets": {**actor, "free": yes},
+        "targets": {**actor, "free": yes.clone()},  # one tensor twice would be one input
         "router": {
             "obs": torch.randn(b, *space.shape),
             "allowed": torch.ones(b, n_experts + 1, dtype=torch.bool),

@@ -59,8 +59,8 @@ GRAPH_INPUTS: Mapping[str, tuple[str, ...]] = {
     "router": ("obs", "allowed"),
 }
 """Kind of a graph → its inputs. x[B,W,N,F] float32; z[B,N,D] float32; weights[B,N], cash[B]
-float32; present, free[B,N] bool; allowed[B,N,3] bool, or [B,K+1] of a router; obs[B,O] float32. They give
-z, logits[B,N,3], actions[B,N] in (−1, 1), target weights[B,N] and logits[B,K+1]."""
+float32; present, free[B,N] bool; allowed[B,N,3] bool, or [B,K+1] of a router; obs[B,O] float32.
+They give z, logits[B,N,3], actions[B,N] in (−1, 1), target weights[B,N] and logits[B,K+1]."""
 
 _KEPT_ROWS = 64
 """Rows whose embeddings an encoder remembers: as many books at different rows as share it."""
