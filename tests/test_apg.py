@@ -261,7 +261,7 @@ def test_horizon_longer_than_the_train_window_is_refused() -> None:
 WIDE = (
     *("window=1", "train.algo=APG", "expert.actor=top_k", "expert.hidden=8", "reward.kind=active"),
     *("reward.scale=1", "reward.variance_penalty=0", "train.books=8", "expert.horizon=20"),
-    *("expert.warmup_updates=0", "train.lr_actor=0.02"),
+    *("expert.warmup_updates=0", "train.lr_actor=0.02", "pretrain.cross_fit=2"),
 )
 QUICK = ("train.books=16", "train.lr_actor=0.01")
 N_WIDE, WIDE_ROWS, LEARNED_ROWS = 60, 600, 400
@@ -435,7 +435,9 @@ def test_wide_books_make_the_returns_that_the_policy_makes_in_the_real_ones() ->
 
 def test_actor_of_wide_universes_is_refused_to_learners_without_gradients() -> None:
     with pytest.raises(ConfigError, match=r"expert\.actor 'top_k'.*train\.algo is 'SAC'"):
-        make_config("train.algo=SAC", "expert.actor=top_k")
+        make_config("train.algo=SAC", "expert.actor=top_k", "pretrain.cross_fit=2")
+    with pytest.raises(ConfigError, match=r"expert\.actor 'top_k'.*pretrain\.cross_fit of 2"):
+        make_config("train.algo=APG", "expert.actor=top_k")
     with pytest.raises(ConfigError, match=r"buffer \(5\) times top_share \(0\.3\)"):
         make_config("expert.top_share=0.3", "expert.buffer=5")
 

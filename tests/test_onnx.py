@@ -22,7 +22,7 @@ from echelon.config.agents import ENCODERS, ModelConfig
 from echelon.envs.act import Holdings
 from echelon.errors import ConfigError, DamagedError, DataError, StoreError
 from echelon.models.actor_critic import ActorCritic
-from echelon.models.encoders import build_encoder
+from echelon.models.encoders import build_encoder, build_served, served_width
 from echelon.models.expert import ExpertActor, TopKActor
 from echelon.serving.graphs import (
     ExpertActorGraph,
@@ -82,12 +82,14 @@ def book(rng: Rng, batch: int, assets: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_every_encoder_exports_and_embeds_as_torch_does(name: str) -> None:
-    config = small(f"model.encoder={name}")
+@pytest.mark.parametrize("served", [(), ("model.direct=6", "pretrain.cross_fit=2")])
+def test_every_encoder_exports_and_embeds_as_torch_does(name: str, served: tuple[str, ...]) -> None:
+    config = small(f"model.encoder={name}", *served)
     torch.manual_seed(1)
-    encoder = build_encoder(config, F).eval()
+    encoder = build_served(config, F).eval()
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.standard_normal((3 * W, 6, F)).astype(np.float32))
+    x[W : W + 2, 4] = 0.0  # absent
     encoder.fit(x)
     with torch.no_grad():
         expected = encoder(x).numpy()
@@ -97,7 +99,7 @@ def test_every_encoder_exports_and_embeds_as_torch_does(name: str) -> None:
         windows = np.stack([x[k : k + W].numpy() for k in range(batch)])
         assert gap(expected[:batch], graph(windows)) < TOLERANCE
     model = onnx.load_model_from_string(data)
-    assert len(model.graph.node) < 120
+    assert len(model.graph.node) < 150
     assert b".py" not in data  # nothing of where it was traced
 
 
@@ -140,9 +142,10 @@ def test_expert_actor_decides_as_torch_does(skill: int) -> None:
 
 
 def test_actor_of_wide_universes_sets_the_weights_that_torch_does() -> None:
-    config = small("train.algo=APG", "expert.actor=top_k")
+    config = small("train.algo=APG", "expert.actor=top_k", "pretrain.cross_fit=2")
     torch.manual_seed(4)
-    actor = TopKActor(D, config.expert, config.state).eval()
+    width = served_width(config)
+    actor = TopKActor(width, config.expert, config.state).eval()
     with torch.no_grad():
         actor.last.weight.normal_(std=0.1)
         actor.moved.normal_(std=0.2)
@@ -150,7 +153,9 @@ def test_actor_of_wide_universes_sets_the_weights_that_torch_does() -> None:
     rng, eager = np.random.default_rng(5), as_graph(module)
     graph = exported(module, "targets", config)
     for batch, assets in ((1, 40), (4, 9)):
-        inputs = [*book(rng, batch, assets).values(), rng.random((batch, assets)) < 0.8]
+        seen = book(rng, batch, assets)
+        seen["z"] = rng.standard_normal((batch, assets, width)).astype(np.float32)
+        inputs = [*seen.values(), rng.random((batch, assets)) < 0.8]
         target = graph(*inputs)
         assert gap(eager(*inputs), target) < TOLERANCE
         assert (target[~(inputs[3] & inputs[4])] == 0.0).all()

@@ -22,7 +22,6 @@ validated, evaluated and traded under all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ import torch
 from torch import Tensor
 
 from echelon.agents.expert import SingleExpert, Starts
-from echelon.agents.expert_core import WeightPolicy, draw_networks, fit_scale, frozen_copy
+from echelon.agents.expert_core import fit_scale, frozen_copy
 from echelon.agents.learner import (
     LearnerFacts,
     learning_rate_share,
@@ -54,8 +53,8 @@ from echelon.market.differentiable import (
     differentiable_step,
     dropped_rules,
 )
-from echelon.models.encoders import Encoder, build_encoder
-from echelon.models.expert import ExpertActor, ExpertObs, TopKActor
+from echelon.models.encoders import Encoder
+from echelon.models.expert import ExpertActor, ExpertObs, TopKActor, build_actor
 from echelon.rng import global_draws, stream
 from echelon.runs.checkpoint import (
     below_prefix,
@@ -111,25 +110,10 @@ class APG(SingleExpert):
             self._mean_asset = torch.from_numpy(returns.astype(np.float32))
 
     def _draw_actor(self) -> ExpertActor | TopKActor:
-        config = self.config
-        if config.expert.actor == "attention":
-            return draw_networks(config, self.world, self.table, self.seed)[0]
         with global_draws(self.seed, "weights"):
-            actor = TopKActor(self.table.d_model, config.expert, config.state)
+            actor = build_actor(self.config, self.table.d_model)
         fit_scale(actor.scale, self.world, self.table)
         return actor
-
-    @classmethod
-    def load_policy(
-        cls, config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str
-    ) -> WeightPolicy:
-        if config.expert.actor == "attention":
-            return super().load_policy(config, weights, n_features, seed, name)
-        encoder = build_encoder(config, n_features)
-        encoder.load_state_dict(below_prefix("encoder.", weights))
-        actor = TopKActor(encoder.d_model, config.expert, config.state)
-        actor.load_state_dict(below_prefix("actor.", weights))
-        return WeightPolicy(encoder, actor, config, seed, name)
 
     def facts(self) -> LearnerFacts:
         dropped = dropped_rules(self.world.rows, self.world.rules)

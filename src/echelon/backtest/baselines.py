@@ -7,6 +7,7 @@
     min_variance   least variance over the last `eval.estimation_bars` (skfolio), long only
     hrp            hierarchical risk parity on the same returns (skfolio)
     momentum       BUY what rose over `eval.momentum_bars`, SELL the rest, under the 20/50 rule
+    forecast       the best by boosted trees or a ridge, in staggered tranches (`forecaster`)
     random         BUY, SELL or HOLD by lot among what is allowed
     cash           nothing
 
@@ -19,7 +20,7 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +30,19 @@ from echelon.backtest.run import Backtest, run_backtest
 from echelon.config import Config
 from echelon.envs.act import Action, ActionKind, Holdings
 from echelon.envs.world import World, index_world
+from echelon.errors import UsageError
 from echelon.market import Rows
 from echelon.market.rows import next_volume
 from echelon.rng import pack_stream, stream, unpack_stream
 from echelon.states import State, copy_state, match_state, with_prefix
 from echelon.types import Bools, Floats
 
+if TYPE_CHECKING:
+    from echelon.backtest.forecaster import Forecaster
+
 log = logging.getLogger(__name__)
+
+FORECAST = "forecast"
 
 _BOUGHT = 0.99
 """An asset that has this share of its target weight is bought, and so is a book without cash."""
@@ -274,14 +281,29 @@ _MAKERS: Mapping[str, Callable[[Config], Policy]] = {
 }
 
 
-def make_baseline(name: str, config: Config) -> Policy:
+def make_baseline(name: str, config: Config, forecaster: Forecaster | None = None) -> Policy:
+    """forecaster: the fitted one, without which there is no `forecast`"""
+    if name == FORECAST:
+        if forecaster is None:
+            raise UsageError(
+                "the baseline 'forecast' has to be fitted before it can decide. Hand in the "
+                "forecaster of a run: `ensure_forecaster`."
+            )
+        return forecaster.policy()
     return _MAKERS[name](config)
 
 
-def run_baselines(world: World, span: range, config: Config) -> dict[str, Backtest]:
-    """Name → backtest of every baseline of `eval.baselines` that the data support."""
+def run_baselines(
+    world: World, span: range, config: Config, forecaster: Forecaster | None = None
+) -> dict[str, Backtest]:
+    """Name → backtest of every baseline of `eval.baselines` that the data support.
+
+    forecaster: see `make_baseline`; without one `forecast` is left out
+    """
     done: dict[str, Backtest] = {}
     for name in config.eval.baselines:
+        if name == FORECAST and forecaster is None:
+            continue  # whoever could not fit it has said why
         if name == "benchmark":
             index = index_world(world)
             if index is None:
@@ -295,5 +317,6 @@ def run_baselines(world: World, span: range, config: Config) -> dict[str, Backte
             policy = _Rebalanced("benchmark", None, 0, None)
             done[name] = run_backtest(policy, index, span, config)
         else:
-            done[name] = run_backtest(make_baseline(name, config), world, span, config)
+            made = make_baseline(name, config, forecaster)
+            done[name] = run_backtest(made, world, span, config)
     return done

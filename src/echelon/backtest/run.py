@@ -53,6 +53,7 @@ class Backtest:
     fill_times: Times  # [S] the bar an order was filled at
     periods_per_year: float
     execution: Execution | None = None  # [S,N] each; None: at once, without an executor
+    yardstick: Floats | None = None  # [S] returns that the information ratio is over
 
     @cached_property
     def returns(self) -> Floats:
@@ -86,7 +87,15 @@ class Backtest:
             exposure=1.0 - self.cash_share[:-1].astype(np.float64),
             costs=self.costs,
             initial_value=float(self.value[0]),
+            yardstick=self.yardstick,
         )
+
+    def against(self, yardstick: Backtest | None) -> Backtest:
+        """The same, measured against another book of the same bars, while this one lasts."""
+        if yardstick is None:
+            return self
+        returns = stack_returns([yardstick.returns], len(self.returns))[:, 0]
+        return replace(self, yardstick=returns)
 
     def equity(self) -> pl.DataFrame:
         """time, value, return (null at the first row), drawdown, cash_share."""

@@ -86,6 +86,16 @@ def prove(
     null_draws: Annotated[
         int | None, typer.Option("--null-draws", min=1, help="Draws of the null market.")
     ] = None,
+    null_assets: Annotated[
+        int | None,
+        typer.Option(
+            "--null-assets",
+            min=2,
+            max=1000,
+            help="Assets of the null market, 8 by default; from 50 on it has fewer years, and the "
+            "power is not counted.",
+        ),
+    ] = None,
     workers: options.Workers = None,
     on: options.On = None,
     overwrite: options.Overwrite = False,
@@ -108,12 +118,19 @@ def prove(
     shipped = () if config is not None else FLAT_SETTINGS
     overrides = options.with_engine([*shipped, *(override or ())], on)
     tree = options.read_config(config, overrides, log_level)
+    options.reach_engine(tree)
     chosen = {choice.value for choice in markets or ()}
     sizes = sizes_for(tree, quick=quick)
     alone = tuple(signal for choice, signal in _SIGNALS.items() if choice in chosen)
     if alone and "planted" not in chosen:
         sizes = replace(sizes, signals=alone)
-    sizes = sizes.adjust(planted_seeds=seeds, n_draws=draws, n_bars=bars, null_draws=null_draws)
+    sizes = sizes.adjust(
+        planted_seeds=seeds,
+        n_draws=draws,
+        n_bars=bars,
+        null_draws=null_draws,
+        null_assets=null_assets,
+    )
     parts = ("prove", config.stem if config is not None else "", "quick" if quick else "")
     directory = output_dir or tree.logging.output_dir / "-".join(filter(None, parts))
     RunDirectory.claim(directory)
@@ -212,6 +229,7 @@ def study(
     shorter = () if steps is None else (f"train.total_env_steps={steps}",)
     overrides = options.with_engine([*(override or ()), *shorter], on)
     tree = options.read_config(config, overrides, log_level)
+    options.reach_engine(tree)
     directory = output_dir or tree.logging.output_dir / f"study-{config.stem}"
     RunDirectory.claim(directory)
     say_rules(drawn_market(tree).facts())

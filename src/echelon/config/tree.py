@@ -13,6 +13,7 @@ from echelon.config._base import Section
 from echelon.config.agents import (
     EvalConfig,
     ExpertConfig,
+    ForecastConfig,
     Fraction,
     LoggingConfig,
     LoraConfig,
@@ -146,6 +147,8 @@ class Config(Section):
     """A single expert by target weights."""
     eval: EvalConfig = EvalConfig()
     """Backtests."""
+    forecast: ForecastConfig = ForecastConfig()
+    """The forecaster among the baselines."""
     logging: LoggingConfig = LoggingConfig()
     """Where results go."""
     experts: ExpertsConfig = ExpertsConfig()
@@ -170,6 +173,17 @@ class Config(Section):
             yield (
                 f"expert.actor 'top_k' is moved by gradients through the market alone, and "
                 f"train.algo is {self.train.algo!r}: take APG, or expert.actor 'attention'"
+            )
+        if self.expert.actor == "top_k" and not self.pretrain.cross_fit:
+            yield (
+                "expert.actor 'top_k' takes the first column of the embedding for a score, which "
+                "it is with pretrain.cross_fit of 2 or more: set it, or expert.actor 'attention'"
+            )
+        if self.lora.enabled and self.pretrain.cross_fit:
+            yield (
+                f"pretrain.cross_fit={self.pretrain.cross_fit} scores each row by an encoder that "
+                "was fitted without it, and lora.enabled=true goes on fitting one on all of them: "
+                "turn one of the two off"
             )
 
     @field_validator("assets")

@@ -83,7 +83,7 @@ class RunBatch(ABC):
     noun: what it is called; stem: the noun in names of files; member: what one run is called
     command: that makes it; results: files in its directory that a new beginning removes
     planned: fields that say what is to be done, in STEM.json
-    split: the window its runs are evaluated on; trust: with trust.json
+    split: the window its runs are evaluated on; trust: with trust.json; ensemble: of its seeds too
     """
 
     noun: ClassVar[str]
@@ -93,6 +93,7 @@ class RunBatch(ABC):
     results: ClassVar[tuple[str, ...]]
     planned: ClassVar[tuple[str, ...]]
     trust: ClassVar[bool] = False
+    ensemble: ClassVar[bool] = False
 
     directory: Path
     base: Config
@@ -356,7 +357,8 @@ def evaluate_runs(
     def evaluate_run(k: int, report: Report, _should_stop: ShouldStop) -> None:
         seeds = tuple(outcome.seed for outcome in course.outcomes[k])
         run = TrainedRun(batch.run(k), batch.members[k].config, seeds)
-        report(len(evaluate(run, batch.split, trust=batch.trust).seeds))
+        done = evaluate(run, batch.split, trust=batch.trust, ensemble=batch.ensemble)
+        report(len(done.seeds))
 
     on_run(0, len(due))
     with use_engine(Engine()):  # here, where the runs are

@@ -45,6 +45,18 @@ def copy_field(state: Floats, on: Bools, out: Floats, values: Floats) -> None:
 
 
 @_compiled
+def relative_to_close(less: Floats, on: Bools, out: Floats, close: Floats) -> None:
+    """Divide each column by the close, and take `less` [C] off; NaN there leaves a column alone."""
+    for k in range(less.shape[0]):
+        if np.isnan(less[k]):
+            continue
+        for n in range(close.shape[0]):
+            if on[n]:
+                for t in range(close.shape[1]):
+                    out[n, t, k] = out[n, t, k] / close[n, t] - less[k]
+
+
+@_compiled
 def simple_average(state: Floats, on: Bools, out: Floats, close: Floats, period: int) -> None:
     """Simple moving average. State: bars seen, sum of the last period − 1, ring [period]."""
     for n in range(close.shape[0]):
@@ -541,6 +553,32 @@ def relative_value(state: Floats, on: Bools, out: Floats, value: Floats) -> None
             unit = total / seen
             out[n, t, 0] = value[n, t] / unit if unit > 0 else 0.0
         state[n, 0], state[n, 1] = seen, total
+
+
+@_compiled
+def standard_rows(values: Floats, mask: Bools) -> Floats:
+    """Each row's masked, non-NaN values less their mean, over their standard deviation (divisor n).
+
+    values, mask: [T,N] → [T,N]; 0 where masked out, NaN, or where they do not differ.
+    """
+    out = np.zeros(values.shape)
+    for t in range(values.shape[0]):
+        m, total, squares = 0, 0.0, 0.0
+        for n in range(values.shape[1]):
+            if mask[t, n] and not np.isnan(values[t, n]):
+                m += 1
+                total += values[t, n]
+        mean = total / max(m, 1)
+        for n in range(values.shape[1]):
+            if mask[t, n] and not np.isnan(values[t, n]):
+                squares += (values[t, n] - mean) ** 2
+        if squares <= 1e-24 * m * mean * mean:
+            continue
+        deviation = math.sqrt(squares / m)
+        for n in range(values.shape[1]):
+            if mask[t, n] and not np.isnan(values[t, n]):
+                out[t, n] = (values[t, n] - mean) / deviation
+    return out
 
 
 @_compiled

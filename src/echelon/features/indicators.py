@@ -1,15 +1,16 @@
-"""Every feature that Echelon ships: OHLCV, technical indicators, the stationary set, the calendar.
+"""Every feature that Echelon ships: OHLCV, indicators, the stationary set, alpha158, the calendar.
 
 Each is a compiled kernel (`_kernels`), the same for history and stream. Prices come in units
 of the symbol's first close, so lines and bands (moving averages, MACD, ATR, Bollinger, Ichimoku,
 Heikin-Ashi, the SuperTrend line) are in that unit, while RSI, bandwidth, percent and direction
-are free of any unit. The stationary set is ratios and ranks: multiplying a symbol's prices, or its
-traded value, by a constant changes nothing.
+are free of any unit; `relative_feature` frees the others of theirs. The stationary set and alpha158
+are ratios and ranks: multiplying a symbol's prices, or its traded value, by a constant changes
+nothing.
 
-**Starts.** SMA, Bollinger, Ichimoku and the stationary set depend on their window alone. EMA, RSI,
-MACD, ATR, Heikin-Ashi and SuperTrend are recursive: a value depends on *every bar since listing*,
-with weights that decay geometrically, and the recursion starts as each function below says. A live
-run therefore continues from the full stored history and never from the last window.
+**Starts.** SMA, Bollinger, Ichimoku, the stationary set and alpha158 depend on their window alone.
+EMA, RSI, MACD, ATR, Heikin-Ashi and SuperTrend are recursive: a value depends on *every bar since
+listing*, with weights that decay geometrically, and the recursion starts as each function below
+says. A live run therefore continues from the full stored history and never from the last window.
 
 **Lookback.** The lookback of a feature is the number of bars up to and including its first
 value: TA-Lib's own lookback + 1 where TA-Lib has the indicator. All columns of one indicator start
@@ -24,12 +25,13 @@ would repeat what is often the most unusual day of all.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
 from echelon.config.features import FeaturesConfig, IndicatorsConfig, StationaryConfig
-from echelon.features import _kernels
+from echelon.features import _alpha158, _kernels
 from echelon.features.base import Bars, CrossSection, Feature, FeatureSpec, Field, Group, Kernel
 from echelon.types import Floats
 
@@ -41,6 +43,10 @@ VOLUME_FLOOR = 0.01
 The logarithm needs a floor, for a bar may have no trade in it. A floor on the *ratio* keeps the
 feature free of the currency, which log1p(value) would not; real sessions are seldom below 1 %.
 """
+VOLUME_BARS = 20
+"""Bars whose mean traded value is compared with where levels are to be relative."""
+_FREE = ("rsi_", "bb_bandwidth_", "bb_percent_", "supertrend_dir_")
+"""Indicators without a unit."""
 NO_LIMIT = 1.0
 """Distance given to a day without a price limit (the first days after listing, say).
 
@@ -50,10 +56,14 @@ Farther than any limit can be: the widest band in use, ±30 %, gives at most 1.3
 
 def shipped_features(config: FeaturesConfig) -> tuple[FeatureSpec, ...]:
     """The features `config` asks for, those of the user's files apart."""
-    return (
+    levels = (
         *(ohlcv_features() if config.ohlcv else ()),
         *indicator_features(config.indicators),
+    )
+    return (
+        *(map(relative_feature, levels) if config.relative else levels),
         *(stationary_features(config.stationary) if config.wants_stationary else ()),
+        *alpha158_features(config.alpha158_windows),
         *(calendar_features() if config.calendar else ()),
     )
 
@@ -81,6 +91,25 @@ def indicator_features(config: IndicatorsConfig) -> tuple[Feature, ...]:
         elif settings:
             features.append(make() if settings is True else make(*settings))
     return tuple(features)
+
+
+def relative_feature(feature: Feature) -> Feature:
+    """`feature` in terms of the close: prices as their ratio to it − 1, ranges and MACD as a share.
+
+    Columns that are free of units stay. The close itself becomes its one-bar log return, and traded
+    value the logarithm of its ratio to the mean of `VOLUME_BARS` bars.
+    """
+    name, kernel = feature.names[0], feature.kernel
+    assert kernel is not None, f"{name} is not one of ours"
+    if name in ("close", "volume"):
+        other = log_return(1) if name == "close" else volume_ratio(VOLUME_BARS)
+        return replace(other, names=feature.names, group=feature.group)
+    shares = [0.0 if n.startswith(("macd_", "atr_")) else 1.0 for n in feature.names]
+    free = [n.startswith(_FREE) for n in feature.names]
+    less = tuple(np.where(free, np.nan, shares).tolist())
+    needs: tuple[Field, ...] = (*feature.needs, "close")
+    relative = replace(kernel, relative=() if all(free) else less)
+    return _feature(feature.names, feature.lookback, needs, relative, feature.on_gap, feature.group)
 
 
 def sma(period: int) -> Feature:
@@ -255,6 +284,44 @@ def limit_distance() -> Feature:
     fields = ("close", "limit_up", "limit_down")
     kernel = Kernel(_kernels.limit_room, 0, fields, (NO_LIMIT,))
     return _feature(names, 1, ("close", "limits"), kernel, group="stationary")
+
+
+def alpha158_features(windows: tuple[int, ...]) -> tuple[Feature, ...]:
+    """Qlib's Alpha158 under its names: candle shapes, price ratios, and windows of closes, ranges,
+    traded value and both; none without windows.
+
+    Its `$open`, `$high`, `$low`, `$close`, `$vwap` are our prices in units of the first close and
+    its `$volume` is traded value, which splits leave alone. No column has a unit. Bars that Qlib
+    has no number for, or an infinite one, have one here: see the kernels.
+    """
+    if not windows:
+        return ()
+    prices: tuple[Field, ...] = ("open", "high", "low", "close")
+    shapes = _names("KMID KLEN KMID2 KUP KUP2 KLOW KLOW2 KSFT KSFT2 OPEN0 HIGH0 LOW0")
+    candle = Kernel(_alpha158.candle_shapes, 0, prices)
+    vwap = Kernel(_alpha158.price_ratio, 0, ("vwap", "close"))
+    features = [_feature(shapes, 1, prices, candle, group="stationary")]
+    features.append(_feature(("VWAP0",), 1, ("vwap", "close"), vwap, group="stationary"))
+    for w in windows:
+        trends = "ROC MA STD BETA RSQR RESI QTLU QTLD RANK CNTP CNTN CNTD SUMP SUMN SUMD"
+        closes = Kernel(_alpha158.close_windows, 1 + w, ("close",), (w,))
+        ranges = Kernel(_alpha158.range_windows, 2 * w - 1, ("high", "low", "close"), (w,))
+        volumes = Kernel(_alpha158.volume_windows, 1 + w, ("value",), (w, VOLUME_FLOOR))
+        pairs = ("close", "value")
+        both = Kernel(_alpha158.price_volume_windows, 1 + 2 * w, pairs, (w, VOLUME_FLOOR))
+        parts: tuple[tuple[str, int, tuple[Field, ...], Kernel], ...] = (
+            (trends, w + 1, ("close",), closes),
+            ("MAX MIN RSV IMAX IMIN IMXD", w, ("high", "low", "close"), ranges),
+            ("CORR CORD WVMA", w + 1, ("close", "volume"), both),
+            ("VMA VSTD VSUMP VSUMN VSUMD", w + 1, ("volume",), volumes),
+        )
+        for names, lookback, needs, kernel in parts:
+            features.append(_feature(_names(names, w), lookback, needs, kernel, group="stationary"))
+    return tuple(features)
+
+
+def _names(stems: str, window: int | None = None) -> tuple[str, ...]:
+    return tuple(f"{stem}{window or ''}" for stem in stems.split())
 
 
 def calendar_features() -> tuple[Feature, ...]:

@@ -38,6 +38,7 @@ import torch
 import torch.nn.functional as fn
 from torch import Tensor, nn
 
+from echelon.config import Config
 from echelon.config.agents import ExpertConfig, StateConfig
 from echelon.models.encoders import init_linear
 
@@ -245,6 +246,13 @@ def memberships(
         n_edge = edge.sum(-1, keepdim=True).clamp(min=1)
     surplus = members(threshold).sum(-1, keepdim=True) - places
     return members(threshold + surplus * width / n_edge)
+
+
+def build_actor(config: Config, d_model: int) -> ExpertActor | TopKActor:
+    """The actor that the configuration names, on embeddings of D = d_model."""
+    if config.expert.actor == "top_k":
+        return TopKActor(d_model, config.expert, config.state)
+    return ExpertActor(d_model, config.expert.hidden, config.state)
 
 
 class ExpertCritic(nn.Module):
