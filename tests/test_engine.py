@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -112,15 +111,9 @@ DESK = (
 
 
 @pytest.mark.parametrize(
-    "routed",
-    [
-        pytest.param((), id="select"),
-        pytest.param(
-            ("meta_router.prior=fixed_share", "meta_router.command=blend"), id="prior-blend"
-        ),
-    ],
+    ("market", "routed"),
+    [("1d", ()), ("daily", ("meta_router.prior=fixed_share", "meta_router.command=blend"))],
 )
-@pytest.mark.parametrize("market", ["daily", "1d"])
 def test_hierarchy_with_rules_on_the_engine_equals_its_backtest(
     tmp_path: Path, bars_file: Path, market: str, routed: tuple[str, ...]
 ) -> None:
@@ -132,14 +125,20 @@ def test_hierarchy_with_rules_on_the_engine_equals_its_backtest(
     done = replay(known.bundle, known.store, known.world, known.rows(14))
     assert done.differences == ()
     assert done.orders > 0
-    kinds = [expert["kind"] for expert in _hierarchy_spec(known)["experts"]]
+    spec = known.bundle.spec
+    hierarchy = spec["members"][0] if spec["kind"] == "ensemble" else spec
+    kinds = [expert["kind"] for expert in hierarchy["experts"]]
     assert kinds == ["weights"] * 3 + ["rule", "forecast"]
 
 
-def _hierarchy_spec(known: Served) -> Any:
-    """Of the first hierarchy in a bundle."""
-    spec = json.loads((known.bundle.path / "policy.json").read_text())
-    return spec["members"][0] if spec["kind"] == "ensemble" else spec
+def test_ensemble_of_wide_actors_equals_its_backtest(tmp_path: Path, bars_file: Path) -> None:
+    settings = ("expert.actor=top_k", "expert.top_share=0.3", "expert.buffer=2")
+    wide = ("reward={kind: active}", "expert.horizon=10", "pretrain.cross_fit=2", *settings)
+    known = daily(tmp_path, bars_file, "APG", ExportRequest(ensemble=True), *wide, seeds=(1, 2))
+    assert [m["kind"] for m in known.bundle.spec["members"]] == ["targets", "targets"]
+    done = replay(known.bundle, known.store, known.world, known.rows(24))
+    assert done.differences == ()
+    assert done.orders > 0
 
 
 @pytest.mark.parametrize("rule", RULES)
