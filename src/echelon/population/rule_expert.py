@@ -93,7 +93,7 @@ class RuleExpert:
     def decide(self, row: Rows, held: Holdings) -> Floats:
         """Target weights[E,N] of books at `row`[E]; NaN: leave as it is."""
         since = np.maximum(row // self._every * self._every, self._world.first_rows(row))
-        wanted = self._drifted(np.minimum(since, row), row)
+        wanted = self._drift(np.minimum(since, row), row)
         current = held.weights.astype(np.float64)
         movable = free(held)
         # As for a learned expert: what cannot be bought is not added to, nor more than fits.
@@ -107,7 +107,7 @@ class RuleExpert:
         stays = (apart <= 2.0 * _NEAR) & (since != row)
         return np.where(stays[:, None], np.nan, target)
 
-    def _drifted(self, since: Rows, row: Rows) -> Floats:
+    def _drift(self, since: Rows, row: Rows) -> Floats:
         """[E,N] the portfolios of the rows since[E], as prices have moved them until row[E]."""
         weights = np.stack([self._portfolio(t) for t in since.tolist()])
         growth = self._world.growth

@@ -128,8 +128,8 @@ class RegimeMarket:
     def __repr__(self) -> str:
         """Without what is not there: proofs made before are known by it."""
         optional = {"fast_flip", "turns", "lead"}
-        told = {f.name: getattr(self, f.name) for f in fields(self)}
-        shown = (f"{n}={v!r}" for n, v in told.items() if v or n not in optional)
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        shown = (f"{n}={v!r}" for n, v in values.items() if v or n not in optional)
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def draw(self, seed: int, name: str, *, mirrored: bool = False) -> RegimeDraw:

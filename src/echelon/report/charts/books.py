@@ -65,6 +65,7 @@ _METRICS = (
     ("router/relative_return", "router_gain"),
     ("router/entropy", "router_entropy"),
     ("router/kl_lambda", "router_lambda"),
+    ("router/kl_prior", "router_prior"),
 )
 
 
