@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.backtest.policy import Policy
-from echelon.backtest.run import Backtest, run_backtest
+from echelon.backtest.run import Backtest, Book, run_backtest
 from echelon.config import Config
 from echelon.envs.act import Action, ActionKind, Holdings
 from echelon.envs.world import World, index_world
@@ -278,10 +278,16 @@ def make_baseline(name: str, config: Config) -> Policy:
     return _MAKERS[name](config)
 
 
-def run_baselines(world: World, span: range, config: Config) -> dict[str, Backtest]:
-    """Name → backtest of every baseline of `eval.baselines` that the data support."""
+def run_baselines(
+    world: World, span: range, config: Config, past: Mapping[Book, Floats] | None = None
+) -> dict[str, Backtest]:
+    """Name → backtest of every baseline of `eval.baselines` that the data support.
+
+    past: book → its earlier values, see `under_budget`
+    """
     done: dict[str, Backtest] = {}
     for name in config.eval.baselines:
+        before = (past or {}).get(Book(name))
         if name == "benchmark":
             index = index_world(world)
             if index is None:
@@ -292,8 +298,9 @@ def run_baselines(world: World, span: range, config: Config) -> dict[str, Backte
                     world.times[span.start].astype("datetime64[D]"),
                 )
                 continue
-            policy = _Rebalanced("benchmark", None, 0, None)
-            done[name] = run_backtest(policy, index, span, config)
+            policy: Policy = _Rebalanced("benchmark", None, 0, None)
+            done[name] = run_backtest(policy, index, span, config, past=before)
         else:
-            done[name] = run_backtest(make_baseline(name, config), world, span, config)
+            policy = make_baseline(name, config)
+            done[name] = run_backtest(policy, world, span, config, past=before)
     return done

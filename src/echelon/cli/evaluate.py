@@ -221,10 +221,15 @@ MEASURE_COLUMNS: Mapping[str, MeasureColumn] = {
     "turnover_annual": MeasureColumn("turnover\n× a year", False, 1),
     "cost_share": MeasureColumn("costs\n%", True, 1),
     "annual_return": MeasureColumn("return\n% a year", True, 1),
+    "exposure": MeasureColumn("held\n%", True, 0),
+    "max_drawdown_year": MeasureColumn("worst year\nDD %", True, 1),
+    "budget_jumps": MeasureColumn("budget\njumped", False, 0),
     "calmar": MeasureColumn("Calmar", False, 2),
 }
 """Measures as a table of 80 columns can show them side by side."""
 
+LIMITED = ("exposure", "max_drawdown_year", "budget_jumps")
+"""Measures that are shown too where every real book is limited."""
 _SHOWN = {
     "total_return": ("total_return",),
     "sharpe": ("sharpe_period", "sharpe_annual"),
@@ -243,6 +248,7 @@ def print_evaluation(result: Evaluation, metrics: tuple[str, ...]) -> None:
 
     facts = result.facts
     shown = [name for metric in metrics for name in _SHOWN[metric]] + ["turnover_annual"]
+    shown += LIMITED if "limits" in facts else ()
     span = f"{facts['split']}: {facts['first']} to {facts['last']}"
     print_measures(
         *(f"{span}, fills at {facts['ledger']['fill']}", shown, result, {}), result.ensemble

@@ -32,7 +32,7 @@ from typing_extensions import TypedDict
 
 from echelon.backtest.baselines import run_baselines
 from echelon.backtest.policy import Policy
-from echelon.backtest.run import Backtest, run_backtest, stack_returns
+from echelon.backtest.run import AGENT, Backtest, Book, run_backtest, stack_returns
 from echelon.errors import StoreError
 from echelon.evaluation.overfitting import backtest_overfitting, superior_ability
 from echelon.evaluation.statistics import (
@@ -180,8 +180,12 @@ def assess_trust(
     agents: Mapping[int, Backtest],
     baselines: Mapping[str, Backtest],
     reference_policies: Mapping[int, Mapping[str, Track]],
+    past: Mapping[Book, Floats],
 ) -> dict[str, Any]:
-    """Everything in trust.json, of backtests just made; `look` has their entry already."""
+    """Everything in trust.json, of backtests just made; `look` has their entry already.
+
+    past: as of `evaluate`
+    """
     seed = look.run.config.seed
     returns = stack_returns(b.returns for b in agents.values())
     rates = {b.periods_per_year for b in agents.values()}
@@ -210,7 +214,7 @@ def assess_trust(
         "deflation": None if deflation is None else finite_values(deflation._asdict()),
         **_over_trials(look, rivals, others.get(YARDSTICK)),
         **reference_differences(returns, reference_policies, seed),
-        "costs": _cost_sweep(look, policies, agents, baselines),
+        "costs": _cost_sweep(look, policies, agents, baselines, past),
         "claim": {
             "made": said == "better",
             "deflated": _probability(chosen),
@@ -421,6 +425,7 @@ def _cost_sweep(
     policies: Mapping[int, Policy],
     agents: Mapping[int, Backtest],
     baselines: Mapping[str, Backtest],
+    past: Mapping[Book, Floats],
 ) -> list[dict[str, Any]]:
     """At each cost: the agents' and the yardstick's measures; decisions are made again."""
     config = look.run.config
@@ -433,8 +438,12 @@ def _cost_sweep(
         else:
             world = look.world(factor)
             span = world.span(look.split)
-            mine = {s: run_backtest(p, world, span, config) for s, p in policies.items()}
-            theirs = run_baselines(world, span, config.model_copy(update={"eval": only}))[YARDSTICK]
+            mine = {
+                s: run_backtest(p, world, span, config, past=past.get(Book(AGENT, s)))
+                for s, p in policies.items()
+            }
+            yardstick = config.model_copy(update={"eval": only})
+            theirs = run_baselines(world, span, yardstick, past)[YARDSTICK]
         line: dict[str, Any] = {"factor": factor}
         for name in ("sharpe_annual", "total_return"):
             line[name] = _interval(mine, name)

@@ -17,8 +17,9 @@ ones included; who is in the universe on a day (`member`) is what was known on t
 Stitched is what somebody got who trained a new agent before every test window and traded it
 through that window: the test returns of the folds, one after the other, of everybody. Every fold
 begins with cash and a new book, and first decides on the first bar of its window, so that one
-return per fold is not in the series. Costs are the sum over the folds, and their share is that sum
-over the money of one.
+return per fold is not in the series. Under a drawdown budget or a target volatility a book's peak
+and past are carried from fold to fold (`past`), so that the stitched path keeps the budget. Costs
+are the sum over the folds, and their share is that sum over the money of one.
 
 Of a hierarchy's experts the mean is shown and no best one, which would be chosen after the fact: an
 expert of one fold has nothing but its number from that of another.
@@ -34,13 +35,14 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import polars as pl
 
-from echelon.backtest.files import AGENT, Book
+from echelon.backtest.budget import is_limited
+from echelon.backtest.run import AGENT, Book
 from echelon.config import Config
 from echelon.data.build import PanelRequest, panel_times
 from echelon.data.datasets import ensure_dataset
 from echelon.data.store import Store
 from echelon.evaluation.batch import BatchMember, Course, RunBatch, evaluations_of, write_table
-from echelon.evaluation.evaluate import Evaluation
+from echelon.evaluation.evaluate import Evaluation, load_evaluation
 from echelon.evaluation.folds import Fold, plan_folds
 from echelon.evaluation.statistics import deflate_by_sharpes, seed_interval
 from echelon.evaluation.test_access import SplitName
@@ -106,6 +108,21 @@ class WalkForward(RunBatch):
         for fold in self.folds:
             config = self.base.model_copy(update={"split": fold.split, "assets": fold.assets})
             yield BatchMember(fold.name, config, {"fold": fold.name})
+
+    @property
+    def follows(self) -> bool:
+        """Under a drawdown budget or a target volatility, books go on from one fold to the next."""
+        return is_limited(self.base.risk)
+
+    def past(self, k: int) -> Mapping[Book, Floats]:
+        """Values of each book, and of it without limits, in the folds before fold k: [H,2]."""
+        if not self.follows or k == 0:
+            return {}
+        folds = [load_evaluation(self.run(j), self.split) for j in range(k)]
+        last = folds[-1]
+        books = [Book(AGENT, seed) for seed in last.seeds] + [Book(name) for name in last.baselines]
+        books += [Book(n, seed) for seed, own in last.reference_policies.items() for n in own]
+        return {book: _chain([fold.tables(*book).equity for fold in folds]) for book in books}
 
     def summarise(self, course: Course) -> WalkForwardResult:
         evaluations = evaluations_of(self, course)
@@ -272,6 +289,15 @@ class Stitched:
         return tree
 
 
+def _chain(tables: Sequence[pl.DataFrame]) -> Floats:
+    """[H,2] value and unscaled value of a book's folds, each going on where the last one ended."""
+    chained = np.ones((1, 2))
+    for table in tables:
+        marks = table.select("value", "unscaled").to_numpy()
+        chained = np.concatenate([chained, marks[1:] / marks[0] * chained[-1]])
+    return chained
+
+
 def stitch(evaluations: Mapping[str, Evaluation]) -> Stitched:
     """Put the folds' test windows one after another, of seeds and books that every fold has."""
     every = list(evaluations.values())
@@ -292,7 +318,7 @@ def stitch(evaluations: Mapping[str, Evaluation]) -> Stitched:
     lengths = [len(w) for w in windows]
 
     def join(policy: str, seed: int | None = None) -> Track:
-        return _join([e.tables(policy, seed).equity for e in every], lengths, rate)
+        return _join([e.tables(policy, seed).equity for e in every], windows, rate)
 
     return Stitched(
         np.concatenate(windows),
@@ -304,8 +330,12 @@ def stitch(evaluations: Mapping[str, Evaluation]) -> Stitched:
     )
 
 
-def _join(tables: Sequence[pl.DataFrame], lengths: Sequence[int], rate: float) -> Track:
-    """One series of a book's folds, of these lengths, and its measures. rate: periods a year"""
+def _join(tables: Sequence[pl.DataFrame], windows: Sequence[Times], rate: float) -> Track:
+    """One series of a book's folds, at the times[T] of each, and its measures.
+
+    rate: periods a year
+    """
+    lengths, times = [len(window) for window in windows], np.concatenate(windows)
 
     def join(parts: Iterable[pl.Series]) -> Floats:
         arrays = [part.to_numpy().astype(np.float64) for part in parts]
@@ -313,6 +343,7 @@ def _join(tables: Sequence[pl.DataFrame], lengths: Sequence[int], rate: float) -
         return np.concatenate(padded)  # nothing, after a ruin
 
     returns = join(table["return"][1:] for table in tables)
+    limited = "budget_jumped" in tables[0].columns
     costs = [
         sum(float(table[part].sum()) for table in tables)
         for part in ("commission", "stamp", "slippage")
@@ -324,6 +355,8 @@ def _join(tables: Sequence[pl.DataFrame], lengths: Sequence[int], rate: float) -
         exposure=join(1.0 - table["cash_share"][:-1].cast(pl.Float64) for table in tables),
         costs=Costs(*costs),
         initial_value=float(tables[0]["value"][0]),
+        times=times,
+        jumped=join(table["budget_jumped"][1:] for table in tables) if limited else None,
     )
     return Track(measures, returns)
 

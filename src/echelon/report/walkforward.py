@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from echelon.backtest.files import AGENT, Tables
+from echelon.backtest.files import Tables
+from echelon.backtest.run import AGENT
 from echelon.config import Config
 from echelon.config.tree import WalkForwardConfig
 from echelon.errors import StoreError

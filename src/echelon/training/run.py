@@ -176,7 +176,7 @@ class Training(TrainingLoop[Learner]):
         for valid in self.valid_spans:
             run = run_backtest(policy, world, valid, self.config)
             spans.append(run.measures)
-            self.alerts = [*self.alerts, *risk_alerts(policy, run.times)][-_MOST_ALERTS:]
+            self.alerts = [*self.alerts, *risk_alerts(policy, run)][-_MOST_ALERTS:]
         return {name: sum(m[name] for m in spans) / len(spans) for name in spans[0]}
 
     def _save_best(self) -> None:
