@@ -356,7 +356,7 @@ def _join(tables: Sequence[pl.DataFrame], windows: Sequence[Times], rate: float)
         costs=Costs(*costs),
         initial_value=float(tables[0]["value"][0]),
         times=times,
-        jumped=join(table["budget_jumped"][1:] for table in tables) if limited else None,
+        jumped=join(t["budget_jumped"][1:] for t in tables) > 0.0 if limited else None,
     )
     return Track(measures, returns)
 
