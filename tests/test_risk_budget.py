@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from bundles import trained_run
 from commands import Always
 from rule_routers import EqualRouter
 from worlds import at, make_config, make_world
@@ -15,11 +17,16 @@ from echelon.backtest.budget import BudgetPolicy, decider, find_jumps, under_bud
 from echelon.backtest.ensemble import EnsemblePolicy
 from echelon.backtest.run import run_backtest
 from echelon.config.hierarchy import RiskConfig
+from echelon.data.calendars import bars_per_day
 from echelon.envs.act import Action, Holdings
 from echelon.errors import StoreError
+from echelon.evaluation.evaluate import evaluate
+from echelon.population.expert_books import ExpertStanding
 from echelon.population.policy import HierarchyPolicy
 from echelon.risk.budget import PEAK_DAYS, ExposureBudget, budget_cap
 from echelon.risk.events import RiskKind
+from echelon.risk.portfolio import MONTH
+from echelon.training.run import TrainedRun
 
 BUDGET = "risk.max_drawdown=0.15"
 
@@ -70,12 +77,12 @@ def test_cap_is_the_surplus_of_grossman_and_zhou_by_hand() -> None:
 
 
 def test_peak_leaves_the_window_after_252_trading_days_whatever_the_bar() -> None:
-    for bars_per_day in (1, 3):
-        budget = ExposureBudget(1, RiskConfig(max_drawdown=0.15), 252.0, bars_per_day)
+    for day in (1, 3):
+        budget = ExposureBudget(1, RiskConfig(max_drawdown=0.15), 252.0, day)
         budget.update(np.array([110.0]), np.array([110.0]))
         drawdowns = [
             float(budget.update(np.array([100.0]), np.array([100.0])).drawdown[0])
-            for _ in range(PEAK_DAYS * bars_per_day + 1)
+            for _ in range(PEAK_DAYS * day + 1)
         ]
         assert drawdowns[-2] == pytest.approx(10.0 / 110.0)
         assert drawdowns[-1] == 0.0
@@ -247,3 +254,35 @@ def test_books_side_by_side_have_budgets_of_their_own() -> None:
     one, two = policy.verdict.cap
     assert one < two
     assert np.nansum(target[0]) < np.nansum(target[1])
+
+
+def test_windows_of_risk_control_are_in_trading_days() -> None:
+    """Two days of three bars each: a peak counts at the sixth bar after it, and no longer then."""
+    assert [bars_per_day(*kind) for kind in (("XNYS", "1d"), ("XSHG", "5min"))] == [1, 48]
+    assert bars_per_day("24/7", "1min") == 1440
+    world = make_world(bars_per_day=3)
+    config = make_config("risk.drawdown_window=2", "risk.turnover_per_month=1")
+    standing = ExpertStanding(1, 1, config, world.bars_per_day)
+    fresh, nobody = np.array([True]), np.array([-1])
+    drawdowns = []
+    for value in (100.0, *[90.0] * 8):
+        verdict = standing.mark(np.array([[value]]), fresh, nobody)
+        drawdowns.append(float(verdict.drawdown.drawdown[0, 0]))
+        fresh = np.array([False])
+    assert drawdowns == pytest.approx([0.0, *[0.1] * 6, 0.0, 0.0])
+    policy = HierarchyPolicy([Always("one", (1.0, 0.0, 0.0))], EqualRouter(), config, 1)
+    run_backtest(policy, world, range(3, 20), config)
+    assert policy.state()["run.turnover.traded"].shape == (MONTH * 3, 1)
+
+
+def test_agents_that_are_trained_get_a_budget_for_an_evaluation(
+    tmp_path: Path, bars_file: Path
+) -> None:
+    run = TrainedRun.open(trained_run(tmp_path / "run", bars_file, "A2C"))
+    free = evaluate(run, "valid", trust=False)
+    limited = evaluate(run.executed_by(["risk.max_drawdown=0.05"]), "valid", trust=False)
+    assert limited.directory == run.path / "executors/limits/evaluations/valid"
+    assert "limits" not in free.facts
+    assert limited.facts["limits"]["max_drawdown"] == 0.05
+    assert limited.baselines["equal_weight"]["exposure"] < 0.85
+    assert free.baselines["equal_weight"]["exposure"] > 0.9

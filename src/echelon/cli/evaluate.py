@@ -48,12 +48,14 @@ def evaluate(
         typer.Option(
             "--override",
             "-o",
-            help="Another executor for the same agents: -o market.executor=vwap; no key but those "
-            "that begin with market.executor. Saved in RUN/executors/NAME.",
+            help="Another executor for the same agents, or other limits of their books: "
+            "-o market.executor=vwap, -o risk.max_drawdown=0.15, risk.target_volatility; no other "
+            "key. Saved in RUN/executors/NAME.",
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="NAME of that executor; default: market.executor.")
+        str | None,
+        typer.Option("--name", help="NAME of that; default: market.executor, or limits."),
     ] = None,
     csv: Annotated[
         bool, typer.Option("--csv", help="Write equity and blotter as CSV files too.")

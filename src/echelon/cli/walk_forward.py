@@ -110,8 +110,8 @@ def print_walk(result: WalkForwardResult) -> None:
     about, measures = result.stitched.tree(), result.stitched.measures
     title = f"stitched: {about['first']} to {about['last']}, {about['periods']:,} returns"
     limited = any("limits" in e.facts for e in result.evaluations.values())
-    shown = (*_STITCHED, *LIMITED) if limited else _STITCHED
-    print_measures(title, shown, measures, by_row(measures.reference_policies))
+    names = (*_STITCHED, *LIMITED) if limited else _STITCHED
+    print_measures(title, names, measures, by_row(measures.reference_policies))
     for line in _how_sure(result.statistics, math.sqrt(result.stitched.periods_per_year)):
         typer.echo(line)
 

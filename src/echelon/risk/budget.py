@@ -33,7 +33,8 @@ _VOLATILITY_DAYS, _LEAST_DAYS = 60, 20
 _GAIN = 0.8
 """Share of the wish that is held at the peak. With all of it, decided a bar late, equal weight fell
 by 26 to 28 % in all on the markets of docs/results.md; with four fifths by 20 to 25 %."""
-_CUT, _RESTORED = 0.5, 0.75  # caps at which events say so
+CUT_CAP, RESTORED_CAP = 0.5, 0.75
+"""Below the one exposure counts as cut, from the other on as restored."""
 
 
 def budget_cap(drawdown: Floats, budget: float) -> Floats:
@@ -106,7 +107,8 @@ class ExposureBudget(GuardMemory):
         if target is not None:
             limit = target / np.where(volatility > 0.0, volatility, np.inf)
             cap = np.where(volatility > 0.0, np.minimum(cap, limit), cap)
-        cut_now, restored_now = ~self._cut & (cap < _CUT), self._cut & (cap >= _RESTORED)
+        cut_now = ~self._cut & (cap < CUT_CAP)
+        restored_now = self._cut & (cap >= RESTORED_CAP)
         jumped_now = over & ~self._over
         self._cut[:] = (self._cut | cut_now) & ~restored_now
         self._over[:] = over
