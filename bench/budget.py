@@ -109,6 +109,7 @@ def main(argv: Sequence[str] = ()) -> int:
     parser.add_argument("runs", type=Path, nargs="*")
     parser.add_argument("--budget", type=float, default=0.15)
     parser.add_argument("--target", type=float, help="volatility a year")
+    parser.add_argument("--runs-only", action="store_true", help="leave equal weight out")
     given = parser.parse_args(argv)
     limits = [f"risk.max_drawdown={given.budget}"]
     limits += [] if given.target is None else [f"risk.target_volatility={given.target}"]
@@ -116,7 +117,9 @@ def main(argv: Sequence[str] = ()) -> int:
     head = ("year", "all", "exposure", "Sharpe", "return", "turnover", "jumps")
     print(f"{'':34}" + "".join(f"{name:>10}" for name in head))
     with tempfile.TemporaryDirectory() as scratch:
-        cases = list(universes(given.data, Path(scratch))) if given.data.is_dir() else []
+        if not given.data.is_dir():
+            parser.error(f"{given.data}: no such directory; name the one with the bars")
+        cases = [] if given.runs_only else list(universes(given.data, Path(scratch)))
         for case in [*cases, *(case for path in given.runs for case in trained(path))]:
             plain = run_backtest(case.make(), case.world, case.span, case.config)
             config = override_config(case.config, limits)
