@@ -58,8 +58,7 @@ from echelon.data.store import Store
 from echelon.data.stream import BarSet
 from echelon.envs.world import World, world_of
 from echelon.features import Prepared, prepare
-from echelon.features._kernels import rank_rows
-from echelon.features.engine import FeaturePlan, symbol_features
+from echelon.features.engine import ACROSS, FeaturePlan, symbol_features
 from echelon.features.scaler import Scaler
 from echelon.features.stream import FeatureStream
 from echelon.models.encoders import Encoder
@@ -308,15 +307,14 @@ def batch_row(panel: Panel, plan: FeaturePlan, scaler: Scaler) -> Floats32:
     """The last row of X[N,F] by the batch over a panel of the look-back."""
     last, n_assets = len(panel.times) - 1, len(panel.symbols)
     x = np.zeros((n_assets, len(plan.names)), dtype=np.float32)
-    width = sum(len(feature.names) for feature in plan.series)
     present = np.zeros(n_assets, dtype=np.bool_)
     for n in range(n_assets):
         values, here = symbol_features(panel, n, plan, last)
-        x[n, :width], present[n] = values[0], here[0]
-    column = {name: k for k, name in enumerate(plan.names)}
-    for rank in plan.ranks:
-        base = x[:, column[rank.base]].astype(np.float64)[None]
-        x[:, column[rank.name]] = rank_rows(base, (present & panel.member[last])[None])[0]
+        x[n, : len(plan.sources)], present[n] = values[0, plan.sources], here[0]
+    for column, rank in enumerate(plan.ranks, len(plan.sources) - len(plan.ranks)):
+        base = x[:, column].astype(np.float64)[None]
+        mask = (present & panel.member[last])[None]
+        x[:, column] = ACROSS[rank.method](base, mask)[0]
     return scaler.transform(x)
 
 

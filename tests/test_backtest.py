@@ -19,9 +19,17 @@ from echelon.agents import tables
 from echelon.agents.a2c import ActorPolicy
 from echelon.backtest import baselines
 from echelon.backtest.baselines import make_baseline
-from echelon.backtest.files import Tables, read_tables, save_tables, tables_of, tables_of_book
+from echelon.backtest.files import (
+    AGENT,
+    Book,
+    Tables,
+    read_tables,
+    save_tables,
+    tables_of,
+    tables_of_book,
+)
 from echelon.backtest.policy import Policy
-from echelon.backtest.run import AGENT, Backtest, Book, run_backtest
+from echelon.backtest.run import Backtest, run_backtest
 from echelon.config import Config
 from echelon.envs import Action, World, books
 from echelon.envs.act import ActionKind, Holdings

@@ -10,6 +10,7 @@ from skfolio.optimization import HierarchicalRiskParity, MeanRisk
 from worlds import at, make_config, make_world
 
 from echelon.backtest.baselines import make_baseline, only_allowed, run_baselines
+from echelon.backtest.forecaster import fit_forecaster
 from echelon.backtest.run import Backtest, run_backtest
 from echelon.envs import Action, ActionRule, Books, World
 from echelon.envs.act import Holdings
@@ -390,8 +391,10 @@ def test_benchmark_is_left_out_where_the_data_have_none_at_the_start(
 def test_every_baseline_of_the_configuration_runs_in_its_order() -> None:
     config = make_config("eval.estimation_bars=61")
     world = moving_world()
-    found = run_baselines(world, range(70, 85), config)
+    found = run_baselines(world, range(70, 85), config, fit_forecaster(config, world))
     assert tuple(found) == config.eval.baselines
+    unfitted = tuple(name for name in config.eval.baselines if name != "forecast")
+    assert tuple(run_baselines(world, range(70, 85), config)) == unfitted
     assert all(backtest.policy == name for name, backtest in found.items())
     assert all(len(backtest.value) == 15 for backtest in found.values())
     few = make_config("eval.baselines=[cash, random]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from bundles import EXPORTED, trained_run
 from safetensors.numpy import load_file, save_file
 from worlds import prepared_run
 
+from echelon.backtest.forecaster import ensure_forecaster
 from echelon.backtest.run import run_backtest
 from echelon.config.algorithms import ALGORITHMS
 from echelon.envs.world import world_of
@@ -373,6 +375,78 @@ def test_rule_is_exported_without_training_and_factor_files_by_hash_alone(
     with pytest.raises(StoreError, match=r"mine\.py: this factor file cannot be read"):
         export_bundle(run, tmp_path / "again", request)
     assert not (tmp_path / "again").exists()
+
+
+@pytest.fixture(scope="module")
+def forecast(place: Path, bars_file: Path) -> tuple[Path, Path]:
+    """(run, bundle) of a forecaster, which the export fits: nothing was trained or evaluated."""
+    run = prepared_run(place / "forecast-run", bars_file, "forecast.trees=20")
+    export_bundle(run, place / "forecast", ExportRequest(baseline="forecast"))
+    return run, place / "forecast"
+
+
+def test_forecaster_decides_in_a_fresh_process_without_torch_and_lightgbm(
+    forecast: tuple[Path, Path],
+) -> None:
+    run, path = forecast
+    prepared = Prepared.open(run)
+    config = load_bundle(path).config
+    world = world_of(prepared, config)
+    data = str(prepared.manifest["content_hash"])
+    fitted = ensure_forecaster(config, world, run, data=data)
+    assert fitted is not None
+    here = run_backtest(fitted.policy(), world, world.span("valid"), config)
+    assert here.traded.sum() > 1.0
+    code = (
+        "import sys, json; from pathlib import Path\n"
+        "from echelon.serving.bundle import load_bundle\n"
+        "from echelon.backtest.run import run_backtest\n"
+        "from echelon.envs.world import world_of\n"
+        "from echelon.features import Prepared\n"
+        "b = load_bundle(Path(sys.argv[1]))\n"
+        "w = world_of(Prepared.open(Path(sys.argv[2])), b.config)\n"
+        "t = run_backtest(b.policy(), w, w.span('valid'), b.config)\n"
+        "assert not {'torch', 'lightgbm', 'arch', 'sklearn'} & set(sys.modules)\n"
+        "print(json.dumps([b.manifest['policy'], t.value.tolist()]))\n"
+    )
+    words = [sys.executable, "-c", code, str(path), str(run)]
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ, check=False)
+    assert done.returncode == 0, done.stderr
+    policy, value = json.loads(done.stdout.splitlines()[-1])
+    assert policy == f"forecast, boosting, best {fitted.rule.top}"
+    assert here.value.tolist() == value
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("forecast.safetensors", lambda a: {**a, "left": a["left"] * 0}, "points to no node"),
+        ("forecast.safetensors", lambda a: {"weights": a["value"]}, "weights for"),
+        ("forecast.safetensors", lambda a: {**a, "more": a["value"]}, "the arrays of no model"),
+        ("policy.json", lambda spec: {**spec, "rule": [0, 2.0, 5, 5]}, "at least one asset"),
+        ("policy.json", lambda spec: {**spec, "rule": [1, 2.0, 9, 5]}, "tranches do not fit"),
+        ("policy.json", lambda spec: {**spec, "model": "../x"}, "its models are not the bundle's"),
+    ],
+)
+def test_forged_forecaster_is_refused_by_name(
+    forecast: tuple[Path, Path], tmp_path: Path, name: str, change: Any, words: str
+) -> None:
+    path = tmp_path / "forged"
+    shutil.copytree(forecast[1], path)
+    if name.endswith(".json"):
+        tree = json.loads((path / name).read_text(encoding="utf-8"))
+        (path / name).write_text(json.dumps(change(tree)), encoding="utf-8")
+    else:
+        save_file(change(load_file(path / name)), path / name)
+    reseal(path)
+    with pytest.raises(DamagedError, match=f"{re.escape(name)}.*{words}"):
+        load_bundle(path)
+
+
+def test_run_that_cannot_support_a_forecaster_says_so(tmp_path: Path, bars_file: Path) -> None:
+    run = prepared_run(tmp_path / "run", bars_file, "assets=[AAPL]")
+    with pytest.raises(UsageError, match=r"--baseline forecast: .*of a single asset"):
+        export_bundle(run, tmp_path / "out", ExportRequest(baseline="forecast"))
 
 
 def test_run_evaluated_with_draws_is_exported_without_them(

@@ -29,7 +29,7 @@ from echelon.evaluation.runs_comparison import (
     open_runs,
     welch,
 )
-from echelon.evaluation.statistics import judge
+from echelon.evaluation.statistics import at_both_blocks
 from echelon.evaluation.test_access import Look
 from echelon.evaluation.trust import ClaimBasis, claim_basis, load_trust
 from echelon.features import Prepared
@@ -139,11 +139,8 @@ def test_runs_of_three_kinds_are_compared_and_evaluated_only_where_needed(
     }
     assert sac["seeds"].items() >= welch(sharpes["sac"], sharpes["a2c"])._asdict().items()
     mine, theirs = (saved_returns(saved[name], SEEDS[name]) for name in ("sac", "a2c"))
-    claim = judge(mine, theirs, math.nan, seed=1)
-    wider = (
-        min(claim.single.low, claim.double.low),
-        max(claim.single.high, claim.double.high),
-    )
+    both = at_both_blocks(mine, theirs, seed=1)
+    wider = (both.low, both.high)
     annual = math.sqrt(tree["periods_per_year"])
     assert (sac["days"]["low"], sac["days"]["high"]) == pytest.approx(annual * np.array(wider))
     assert sac["days"]["estimate"] == pytest.approx(sac["seeds"]["estimate"], abs=1e-6)

@@ -29,6 +29,7 @@ from worlds import make_world
 from echelon.agents.a2c import A2C, ActorPolicy
 from echelon.agents.pretraining import pretrain
 from echelon.backtest.baselines import make_baseline, run_baselines
+from echelon.backtest.forecaster import fit_forecaster
 from echelon.backtest.run import run_backtest
 from echelon.cli.console import out
 from echelon.cli.evaluate import print_evaluation
@@ -318,6 +319,16 @@ def _baselines(bench: Bench, *overrides: str) -> object:
     return {name: backtest.value.tobytes() for name, backtest in done.items()}
 
 
+def _forecast(bench: Bench, *overrides: str) -> object:
+    """The forecaster's trees or weights, and what it trades."""
+    config = bench.config(*overrides)
+    world = _world(config)
+    made = fit_forecaster(config, world)
+    assert made is not None
+    done = run_backtest(made.policy(), world, world.span("test"), config)
+    return [part.tobytes() for part in made.model], done.value.tobytes()
+
+
 def _summary(bench: Bench, *overrides: str) -> object:
     """The table `echelon evaluate` prints."""
     returns = np.linspace(-0.01, 0.012, 30)
@@ -489,6 +500,7 @@ _few_baselines = under(_baselines, "eval.baselines=[equal_weight, min_variance, 
 _worked_by_file = under(_executed, "market.executor=learned")
 _tailed = under(_learned, "train.books=120", "reward.cvar_penalty=1")
 _patient = under(_passes, "pretrain.epochs=9", "pretrain.lr=0.1", "pretrain.patience=1")
+_ranked = under(_expert, "pretrain.targets=[rank]")
 _adapted = under(_expert, "lora.enabled=true")
 _td3 = under(_expert, "train.algo=TD3")
 _apg = under(_expert, "train.algo=APG", "expert.horizon=5")
@@ -530,6 +542,16 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "features.indicators.heikin_ashi": ("features.indicators.heikin_ashi=false", _names),
     "features.indicators.supertrend": ("features.indicators.supertrend=[10, 2.0]", _x),
     "features.stationary.enabled": ("features.stationary.enabled=true", _names),
+    "features.alpha158": ("features.alpha158=true", _names),
+    "features.cross_section.method": ("features.cross_section.method=zscore", _names),
+    "features.cross_section.of": (
+        "features.cross_section.of=[close]",
+        under(_names, "features.cross_section.method=rank"),
+    ),
+    "features.cross_section.keep": (
+        "features.cross_section.keep=true",
+        under(_names, "features.cross_section.method=rank"),
+    ),
     "normalization.method": ("normalization.method=none", _x),
     "normalization.fit_on": ("normalization.fit_on=all", _refusal),
     "normalization.include": ("normalization.include=[OHLCV]", _x),
@@ -551,8 +573,12 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "model.shared_encoder": ("model.shared_encoder=false", _learned),
     "model.periods": ("model.periods=[2, 4]", _timesnet),
     "model.n_periods": ("model.n_periods=1", _timesnet),
+    "model.direct": ("model.direct=8", _learned),
     "pretrain.enabled": ("pretrain.enabled=false", _expert),
     "pretrain.horizons": ("pretrain.horizons=[1, 3]", _expert),
+    "pretrain.targets": ("pretrain.targets=[return, rank]", _expert),
+    "pretrain.loss": ("pretrain.loss=ic", _ranked),
+    "pretrain.cross_fit": ("pretrain.cross_fit=2", _expert),
     "pretrain.masked_share": ("pretrain.masked_share=0.5", _expert),
     "pretrain.epochs": ("pretrain.epochs=4", _passes),
     "pretrain.pass_rows": ("pretrain.pass_rows=16", _expert),
@@ -622,6 +648,10 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "eval.rebalance_bars": ("eval.rebalance_bars=5", _few_baselines),
     "eval.estimation_bars": ("eval.estimation_bars=30", _few_baselines),
     "eval.momentum_bars": ("eval.momentum_bars=3", _few_baselines),
+    "forecast.model": ("forecast.model=ridge", _forecast),
+    "forecast.horizon": ("forecast.horizon=6", _forecast),
+    "forecast.tranches": ("forecast.tranches=2", _forecast),
+    "forecast.trees": ("forecast.trees=9", _forecast),
     "walk_forward.scheme": ("walk_forward.scheme=expanding", _folds),
     "walk_forward.unit": ("walk_forward.unit=month", _folds),
     "walk_forward.train": ("walk_forward.train=5", _folds),
@@ -773,5 +803,5 @@ def test_a_hierarchy_heeds_what_it_shares_with_single_agents(key: str, bench: Be
 def test_every_section_of_the_tree_is_in_a_shipped_file() -> None:
     # What the keys of execution do is seen in tests/test_execution_config.py; whom to alert is
     # everybody's own, and what comes of it is seen in tests/test_alerts.py.
-    given = {key.split(".")[0] for name in (*FILES, "execution") for key in _keys(name)}
+    given = {key.split(".")[0] for name in (*FILES, "execution", "wide") for key in _keys(name)}
     assert set(Config.model_fields) == given | {"alerts"}

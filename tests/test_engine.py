@@ -23,7 +23,7 @@ from echelon.serving.export import ExportRequest
 from echelon.serving.replay import replay
 from echelon.serving.state_file import read_state, write_state
 
-RULES = ("equal_weight", "buy_and_hold", "min_variance", "momentum", "random", "cash")
+RULES = ("equal_weight", "buy_and_hold", "min_variance", "momentum", "forecast", "random", "cash")
 Get = Callable[..., Served]
 
 
@@ -62,6 +62,22 @@ def test_engine_equals_the_backtest_bit_for_bit(served: Get, market: str, algo: 
     done = replay(known.bundle, known.store, known.world, known.rows(24))
     assert done.differences == ()
     assert done.bars >= 24
+    assert done.orders > 0
+
+
+def test_scores_of_a_cross_fitted_encoder_are_streamed_as_in_the_backtest(
+    tmp_path: Path, bars_file: Path
+) -> None:
+    known = daily(
+        tmp_path,
+        bars_file,
+        "SAC",
+        None,
+        *("model.direct=8", "pretrain.targets=[rank, return]", "pretrain.horizons=[1, 3]"),
+        *("pretrain.loss=ic", "pretrain.cross_fit=2"),
+    )
+    done = replay(known.bundle, known.store, known.world, known.rows(12))
+    assert done.differences == ()
     assert done.orders > 0
 
 

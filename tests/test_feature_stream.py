@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from datetime import date, datetime, timedelta
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -15,11 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from markets import FrameSource, make_bars
+from scipy.stats import rankdata
 from streams import MARKETS, StoredMarket, a_shares, configured, same_state
 
 from echelon.config import FeaturesConfig, load_config
 from echelon.config.data import ExogenousConfig
-from echelon.config.features import IndicatorsConfig, StationaryConfig
+from echelon.config.features import CrossSectionConfig, IndicatorsConfig, StationaryConfig
 from echelon.data.build import PanelRequest, build_panel, read_bar_sets, stream_facts
 from echelon.data.exogenous import Exogenous, ExogenousStream, join_all
 from echelon.data.importing import import_source
@@ -54,6 +56,7 @@ EVERYTHING = FeaturesConfig(
     stationary=StationaryConfig(
         enabled=True, returns=(1, 3, 10), volatility=(2, 8), volume_ratio=(2, 5)
     ),
+    alpha158=(2, 5),
     calendar=True,
 )
 
@@ -106,7 +109,7 @@ def test_configuration_of_these_tests_has_every_shipped_feature() -> None:
     off = IndicatorsConfig()
     for name in INDICATORS:
         assert getattr(INDICATORS_ON, name) != getattr(off, name), f"{name} is not streamed here"
-    for name in ("ohlcv", "calendar"):
+    for name in ("ohlcv", "alpha158", "calendar"):
         assert getattr(EVERYTHING, name)
     stationary = EVERYTHING.stationary
     assert all(getattr(stationary, name) for name in type(stationary).model_fields)
@@ -292,6 +295,64 @@ def test_factor_with_a_longer_memory_than_it_declares_is_refused_by_name(
     _, _, scaler = batch(panel, plan, tmp_path / "x.npy")
     with pytest.raises(FeatureError, match=r"'since_listing' cannot be streamed.*lookback"):
         FeatureStream.from_panel(panel, plan, scaler)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("method", ["rank", "zscore"])
+def test_features_compared_across_symbols_stream_as_they_are_prepared(
+    method: Literal["rank", "zscore"], keep: bool, shares: StoredMarket, tmp_path: Path
+) -> None:
+    factors = tmp_path / "range.py"
+    factors.write_text(
+        "from echelon.features import Bars, factor\n\n"
+        "@factor(lookback=1, needs=('high', 'low', 'vwap'))\n"
+        "def reach(bars: Bars):\n    return (bars.high - bars.low) / bars.vwap\n"
+    )
+    across = CrossSectionConfig(method=method, keep=keep)
+    config = EVERYTHING.model_copy(update={"modules": (str(factors),), "cross_section": across})
+    panel = shares.panel()
+    plan, plain = plan_of(panel, config), plan_of(panel, config.model_copy(update=RAW))
+    names = set(plan.names)
+    calendar = {n for n, g in zip(plan.names, plan.groups, strict=True) if g == "calendar"}
+    assert {f"{method}_reach", f"{method}_ret_1", f"{method}_VWAP0", f"{method}_ema_3"} <= names
+    assert ("reach" in names) is keep
+    own = {n for n in plain.names if not n.startswith("rank_")}
+    assert {n.removeprefix(f"{method}_") for n in names if n.startswith(method)} == own - calendar
+    for cut in (1, 70):
+        assert assert_streams_alike(shares, plan, tmp_path / "x.npy", cut) > 100
+
+
+RAW = {"cross_section": CrossSectionConfig()}
+
+
+def test_comparison_that_replaces_its_base_is_that_of_the_base_itself(
+    shares: StoredMarket, tmp_path: Path
+) -> None:
+    """Against the raw column, by scipy and numpy, over the present members of each bar."""
+    panel, of = shares.panel(), ("CORR5", "ret_3")
+    values: dict[str, Floats32] = {}
+    for method in ("none", "rank", "zscore"):
+        across = CrossSectionConfig(method=method, of=of)
+        config = EVERYTHING.model_copy(update={"cross_section": across})
+        plan = plan_of(panel, config)
+        present, _ = compute(panel, plan, tmp_path / "x.npy", train=range(50))
+        x = np.load(tmp_path / "x.npy")
+        values |= {name: x[:, :, k] for k, name in enumerate(plan.names)}
+        assert (set(of) <= set(plan.names)) is (method == "none")
+    mask, compared = present & panel.member, 0
+    for name in of:
+        for t in range(len(panel.times)):
+            base = values[name][t, mask[t]].astype(np.float64)
+            if len(base) < 2:
+                continue
+            ranks = 2 * (rankdata(base) - 1) / (len(base) - 1) - 1
+            np.testing.assert_allclose(values[f"rank_{name}"][t, mask[t]], ranks, atol=1e-6)
+            scores = (base - base.mean()) / base.std()
+            np.testing.assert_allclose(values[f"zscore_{name}"][t, mask[t]], scores, atol=1e-5)
+            compared += 1
+        for method in ("rank", "zscore"):
+            assert not values[f"{method}_{name}"][~mask].any()
+    assert compared > 100
 
 
 def test_factor_that_fails_on_a_bar_changes_nothing(shares: StoredMarket, tmp_path: Path) -> None:

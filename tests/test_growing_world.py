@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from echelon.backtest.baselines import make_baseline
 from echelon.backtest.policy import Policy, StatefulPolicy, lookback_of
 from echelon.backtest.run import run_backtest
+from echelon.backtest.top_k import RowScores, TopKPolicy, TopKRule
 from echelon.config import Config, load_config
 from echelon.config.agents import RewardConfig
 from echelon.data.build import build_panel
@@ -239,6 +240,18 @@ POLICIES: dict[str, Callable[[Config], Policy]] = {
     for name in ("equal_weight", "hrp", "momentum", "random", "buy_and_hold", "cash")
 }
 POLICIES["hierarchy"] = hierarchy
+
+
+def top_k(config: Config) -> TopKPolicy:
+    """The best by the first feature, which moves fast enough to trade at most bars."""
+    scores = RowScores(lambda x: x[:, 0].astype(np.float64))
+    return TopKPolicy(scores, TopKRule(2, 1.0, 2, 3), "forecast")
+
+
+POLICIES["forecast"] = top_k
+POLICIES["hierarchy with a forecaster"] = lambda config: HierarchyPolicy(
+    [Tilting("up", 3.0), top_k(config)], HedgeRouter(), config, 1
+)
 
 
 class Step(NamedTuple):

@@ -66,12 +66,30 @@ def test_every_shipped_feature_passes_on_a_market_with_everything(tmp_path: Path
         [
             *(f"data.store={tmp_path}/store", SPLITS, "assets=[]", "data.delist_after=30"),
             "features.stationary.enabled=true",
+            "features.alpha158=[5, 20]",
         ],
     )
     report = _check(config, _with_membership())
     assert report.leaks == ()
-    assert len(report.features) >= 45
+    assert len(report.features) >= 45 + 12 + 2 * 29
     assert len(report.cuts) == 3
+
+
+@pytest.mark.parametrize("method", ["rank", "zscore"])
+def test_features_compared_across_symbols_pass_and_a_leak_shows_through(
+    method: str, tmp_path: Path
+) -> None:
+    honest = f"features={{alpha158: [5], cross_section: {{method: {method}}}}}"
+    report = _check(_config(tmp_path, honest), _with_membership())
+    assert report.leaks == ()
+    assert set(report.features) >= {f"{method}_KMID", f"{method}_CORR5"}
+    assert "CORR5" not in report.features
+    leaky = (
+        f"features={{modules: [{HERE / 'leaky_factors.py'}], custom: [leak_level], "
+        f"cross_section: {{method: {method}}}}}"
+    )
+    leaks = _check(_config(tmp_path, leaky), _with_membership()).names
+    assert leaks == (f"{method}_leak_level",)
 
 
 def test_a_share_features_with_limits_pass(tmp_path: Path) -> None:

@@ -139,15 +139,32 @@ class TestByHand:
         # The portfolio is exchanged whole once (sold 1, bought 1) in a year of four periods.
         assert m.turnover_annual(np.array([0.0, 2.0, 0.0, 0.0]), 4) == pytest.approx(2.0)
 
+    def test_information_ratio_is_of_what_is_above_the_yardstick(self) -> None:
+        # Active returns 0.01 and 0.03: mean 0.02, deviation √2/100.
+        got = m.information_ratio(np.array([0.02, 0.01]), np.array([0.01, -0.02]), 4)
+        assert got == pytest.approx(2 * 0.02 / (math.sqrt(2) / 100))
+
+    def test_a_book_that_differs_by_rounding_only_has_no_active_return(self) -> None:
+        yardstick = market_returns(50)
+        books = np.column_stack([yardstick * (1.0 + 1e-15), yardstick + 1e-6])
+        active = m.active_returns(books, yardstick)
+        assert not active[:, 0].any()
+        np.testing.assert_allclose(active[:, 1], 1e-6, rtol=1e-6)
+        assert m.information_ratio(books[:, 0], yardstick, YEAR) == 0.0
+
+    def test_without_a_yardstick_there_is_no_information_ratio(self) -> None:
+        assert math.isnan(measured(HALVED)["information_ratio"])
+
     def test_hit_rate_leaves_out_periods_without_a_move(self) -> None:
         assert m.hit_rate(np.array([0.1, 0.0, -0.1, 0.2, 0.0])) == pytest.approx(2 / 3)
 
 
 class TestMeasure:
     def test_gives_each_measure_its_function_s_value(self) -> None:
-        r = market_returns(300)
+        r, other = market_returns(300), market_returns(300)[::-1]
         got = m.measure(
             r,
+            yardstick=other,
             periods_per_year=YEAR,
             turnover=np.full(300, 0.1),
             exposure=np.full(300, 0.8),
@@ -162,6 +179,7 @@ class TestMeasure:
                 "volatility_annual": m.volatility_annual(r, YEAR),
                 "sharpe_period": m.sharpe_period(r),
                 "sharpe_annual": m.sharpe_annual(r, YEAR),
+                "information_ratio": m.sharpe_annual(r - other, YEAR),
                 "sortino_annual": m.sortino_annual(r, YEAR),
                 "calmar": m.calmar(r, YEAR),
                 "max_drawdown": m.max_drawdown(r),
@@ -516,7 +534,7 @@ class TestLabels:
         better = {name for name, label in m.LABELS.items() if label.higher_is_better}
         assert better == {
             *("total_return", "annual_return", "sharpe_period", "sharpe_annual"),
-            *("sortino_annual", "calmar", "hit_rate"),
+            *("information_ratio", "sortino_annual", "calmar", "hit_rate"),
         }
         indifferent = {n for n, label in m.LABELS.items() if label.higher_is_better is None}
         assert indifferent == {"turnover_annual", "exposure"}

@@ -15,31 +15,24 @@ import torch
 from markets import CONFIGS
 from worlds import make_config, make_world
 
-from echelon.agents import pretraining
-from echelon.agents.pretraining import (
-    Forecasts,
-    Pretrained,
-    Scale,
-    ensure_encoder,
-    fit_linear,
-    fit_scale,
-    last_values,
-    linear_forecasts,
-    outcomes,
-    pretrain,
-    scores,
-    summary,
-    target_names,
-)
+from echelon.agents import encoder_training, foresight, pretraining
+from echelon.agents.foresight import Forecasts, fit_linear, linear_forecasts, scores, summary
+from echelon.agents.outcomes import Scale, Targets, fit_scale, last_values, outcomes
+from echelon.agents.pretraining import Pretrained, ensure_encoder, pretrain
 from echelon.config import Config, load_config
 from echelon.envs.world import World
 from echelon.errors import DataError, StoreError, TrainingError
+from echelon.ops import ridge
 from echelon.ops.blocks import MIN_BLOCK_PERIODS, mean_interval
 from echelon.proving.planted import PlantedMarket
 from echelon.proving.worlds import join_worlds, planted_worlds, proof_config
 
 W = 5
 PLAIN = Scale(np.zeros(4), np.ones(4), 1e-6)
+
+
+def of(*horizons: int) -> Targets:
+    return Targets(("return", "volatility"), horizons)
 
 
 def tiny(*overrides: str) -> Config:
@@ -70,20 +63,20 @@ def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -
 def test_targets_are_the_returns_and_volatilities_of_the_next_bars() -> None:
     close = np.exp([[0.0], [0.1], [-0.1], [0.2], [0.1], [0.4]])
     world = make_world(close=close, window=2)
-    y = outcomes(world, (range(1, 6),), (1, 2), PLAIN)
+    y = outcomes(world, (range(1, 6),), of(1, 2), PLAIN)
     nan = math.nan
     np.testing.assert_allclose(y[:, 0, 0], [nan, -0.2, 0.3, -0.1, 0.3, nan], rtol=1e-5)
     np.testing.assert_allclose(y[:, 0, 1], [nan, 0.1, 0.2, 0.2, nan, nan], rtol=1e-5)
     np.testing.assert_allclose(np.exp(y[:, 0, 2]), [nan, 0.2, 0.3, 0.1, 0.3, nan], rtol=1e-5)
     rms = [math.sqrt((a * a + b * b) / 2) for a, b in ((0.2, 0.3), (0.3, 0.1), (0.1, 0.3))]
     np.testing.assert_allclose(np.exp(y[:, 0, 3]), [nan, *rms, nan, nan], rtol=1e-5)
-    assert target_names((1, 2)) == ["return_1", "return_2", "volatility_1", "volatility_2"]
+    assert of(1, 2).names == ["return_1", "return_2", "volatility_1", "volatility_2"]
 
 
 def test_no_target_crosses_the_end_of_its_stretch() -> None:
     world = a_world(30)
     pieces = (range(4, 12), range(16, 30))
-    y = outcomes(world, pieces, (1, 3), PLAIN)
+    y = outcomes(world, pieces, of(1, 3), PLAIN)
     level = np.log(world.growth)
     for k, h in enumerate((1, 3)):
         known = np.flatnonzero(np.isfinite(y[:, 0, k]))
@@ -100,11 +93,11 @@ def test_what_comes_after_the_train_window_changes_no_target_and_no_scale() -> N
     pieces = world.spans("train")
     assert pieces[-1].stop == 72
     for a, b in zip(
-        fit_scale(world, pieces, (1, 3)), fit_scale(other, pieces, (1, 3)), strict=True
+        fit_scale(world, pieces, of(1, 3)), fit_scale(other, pieces, of(1, 3)), strict=True
     ):
         assert np.array_equal(a, b)
-    scale = fit_scale(world, pieces, (1, 3))
-    same = outcomes(world, pieces, (1, 3), scale), outcomes(other, pieces, (1, 3), scale)
+    scale = fit_scale(world, pieces, of(1, 3))
+    same = outcomes(world, pieces, of(1, 3), scale), outcomes(other, pieces, of(1, 3), scale)
     assert np.array_equal(*same, equal_nan=True)
 
 
@@ -114,7 +107,7 @@ def test_cells_of_absent_and_suspended_assets_have_no_target() -> None:
     present = np.ones((30, 3), dtype=bool)
     present[20:, 1] = False
     world = a_world(30, tradable=tradable, present=present)
-    y = outcomes(world, (range(4, 30),), (1, 3), PLAIN)
+    y = outcomes(world, (range(4, 30),), of(1, 3), PLAIN)
     unknown = [np.flatnonzero(~np.isfinite(y[4:26, 0, k])) + 4 for k in range(4)]
     # A return needs its two ends, a volatility every bar between.
     assert [u.tolist() for u in unknown] == [[9, 10], [7, 10], [9, 10], [7, 8, 9, 10]]
@@ -125,7 +118,7 @@ def test_cells_of_absent_and_suspended_assets_have_no_target() -> None:
 def test_targets_of_the_train_window_have_mean_zero_and_deviation_one() -> None:
     world = a_world(400)
     pieces = world.spans("train")
-    y = outcomes(world, pieces, (1, 3), fit_scale(world, pieces, (1, 3)))
+    y = outcomes(world, pieces, of(1, 3), fit_scale(world, pieces, of(1, 3)))
     np.testing.assert_allclose(np.nanmean(y, axis=(0, 1)), 0.0, atol=1e-5)
     np.testing.assert_allclose(np.nanstd(y, axis=(0, 1)), 1.0, atol=1e-5)
 
@@ -133,14 +126,14 @@ def test_targets_of_the_train_window_have_mean_zero_and_deviation_one() -> None:
 def test_window_too_short_for_a_horizon_is_refused() -> None:
     world = a_world(30)
     with pytest.raises(DataError, match=r"return_20 .*14 bars; shorten the horizons"):
-        fit_scale(world, (range(4, 18),), (1, 20))
+        fit_scale(world, (range(4, 18),), of(1, 20))
 
 
 def test_last_value_is_what_the_target_was_before() -> None:
     world = a_world(40)
     piece = range(10, 40)
     level = np.log(world.growth)
-    last = last_values(world, (piece,), (1, 3, 20), Scale(np.zeros(6), np.ones(6), 1e-6))
+    last = last_values(world, (piece,), of(1, 3, 20), Scale(np.zeros(6), np.ones(6), 1e-6))
     rows = np.arange(10, 40)
     np.testing.assert_allclose(last[:, :, 0], level[rows] - level[rows - 1], atol=1e-6)
     np.testing.assert_allclose(last[:, :, 1], level[rows] - level[rows - 3], atol=1e-6)
@@ -172,10 +165,8 @@ def test_ridge_finds_a_linear_law_and_shrinks_noise_away() -> None:
 def test_ridge_equals_least_squares_where_it_hardly_shrinks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from echelon.agents import pretraining as forecast
-
-    monkeypatch.setattr(forecast, "_STRENGTHS", (1e-9,))
-    monkeypatch.setattr(forecast, "_CHUNK_CELLS", 1000)  # several chunks
+    monkeypatch.setattr(ridge, "STRENGTHS", (1e-9,))
+    monkeypatch.setattr(foresight, "_CHUNK_CELLS", 1000)  # several chunks
     world = a_world(300)
     y = np.random.default_rng(1).standard_normal((300, 3, 1)).astype(np.float32)
     y[50, 1] = np.nan
@@ -191,7 +182,7 @@ def test_scores_say_who_was_better_and_by_how_much() -> None:
     rng = np.random.default_rng(0)
     y = rng.standard_normal((300, 4, 2)).astype(np.float32)
     y[-5:] = np.nan
-    found = scores(Forecasts(y, 0.9 * y, 0.5 * y, -y), (1,), 0)
+    found = scores(Forecasts(y, 0.9 * y, 0.5 * y, -y, y), of(1), 0)
     score = found["return_1"]
     assert score["cells"] == 295 * 4
     square = float(np.nanmean(y[..., 0].astype(np.float64) ** 2))
@@ -201,17 +192,17 @@ def test_scores_say_who_was_better_and_by_how_much() -> None:
     np.testing.assert_allclose(score["over_linear"]["estimate"], 0.24 * square, rtol=1e-4)
     assert score["over_linear"]["low"] < 0.24 * square < score["over_linear"]["high"]
     assert all(score[f"over_{rival}"]["low"] > 0.0 for rival in ("linear", "last", "mean"))
-    worse = scores(Forecasts(y, 0.5 * y, 0.9 * y, -y), (1,), 0)["return_1"]
+    worse = scores(Forecasts(y, 0.5 * y, 0.9 * y, -y, y), of(1), 0)["return_1"]
     assert worse["over_linear"]["low"] < 0.0
     json.dumps(found, allow_nan=False)
 
 
 def test_scores_of_too_few_bars_have_no_interval_and_beat_nobody() -> None:
     y = np.ones((MIN_BLOCK_PERIODS - 1, 2, 2), dtype=np.float32)
-    score = scores(Forecasts(y, y, 0 * y, np.full_like(y, np.nan)), (1,), 0)["return_1"]
+    score = scores(Forecasts(y, y, 0 * y, np.full_like(y, np.nan), y), of(1), 0)["return_1"]
     assert score["over_linear"]["low"] is None
     assert score["mse"]["last"] is None
-    assert scores(Forecasts(*(np.full_like(y, np.nan),) * 4), (1,), 0)["return_1"] == {"cells": 0}
+    assert scores(Forecasts(*(np.full_like(y, np.nan),) * 5), of(1), 0)["return_1"] == {"cells": 0}
 
 
 def test_interval_of_a_mean_covers_it_as_often_as_it_says() -> None:
@@ -335,7 +326,7 @@ def test_batches_cover_the_train_rows_and_no_others() -> None:
     training = pretraining.Pretraining(config, world, world, encoder, 0)
     seen: set[int] = set()
     for _ in range(40):
-        batches = list(training._batches())
+        batches = list(training.descent.batches())
         rows = [row for runs in batches for run in runs for row in run]
         assert len(rows) == len(set(rows)), "a row twice in a pass"
         assert len(rows) == 32 + 16
@@ -351,7 +342,7 @@ def test_a_pass_may_be_part_of_the_train_rows_another_each_time() -> None:
         update={"pretrain": config.pretrain.model_copy(update={"pass_rows": 20})}
     )
     training = pretraining.Pretraining(config, world, world, build(config, world), 0)
-    passes = [[run for runs in training._batches() for run in runs] for _ in range(20)]
+    passes = [[run for runs in training.descent.batches() for run in runs] for _ in range(20)]
     assert all(len(runs) == 1 for runs in passes), "20 rows hold one whole run of 16"
     assert len({runs[0].start // 16 for runs in passes}) > 1
 
@@ -364,7 +355,7 @@ def build(config: Config, world: World) -> Any:
 
 def test_hidden_rows_are_not_seen_and_absent_ones_do_not_count() -> None:
     world, config = a_world(), tiny()
-    net = pretraining.Forecaster(build(config, world), 4)
+    net = encoder_training.Forecaster(build(config, world), 4, np.zeros(4, dtype=bool))
     x = torch.from_numpy(world.x[:12].copy())[None]
     hide = torch.zeros(1, 12, 3, dtype=torch.bool)
     hide[0, 6] = True
@@ -425,7 +416,7 @@ def test_disabled_pretraining_leaves_the_encoder_as_drawn() -> None:
 
 def test_periods_are_chosen_in_windows_of_one_stretch_each() -> None:
     world = a_world(stretches={"train": (range(6, 20), range(30, 42))})
-    x = pretraining.whole_windows(world, world.spans("train"))
+    x = encoder_training.whole_windows(world, world.spans("train"))
     wanted = [*range(5, 20), *range(27, 42)]
     assert torch.equal(x, torch.from_numpy(world.x[wanted]))
 

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
-from provings import NULL, tiny_config
+from provings import NULL, SIZES, tiny_config
 
 from echelon.envs.world import World
 from echelon.errors import StoreError
 from echelon.evaluation.statistics import judge
 from echelon.evaluation.test_access import Look
 from echelon.evaluation.trust import load_trust
+from echelon.proving.certificate import Certificate
 from echelon.proving.null import (
     CHEAP,
     ROTA,
+    WIDE_WINDOWS,
     DrawVerdict,
+    NoiseScores,
     NullAgentPart,
     NullCheapPart,
     NullMarket,
+    NullWindows,
     PowerPart,
     assess_null,
     null_world,
@@ -32,6 +36,7 @@ from echelon.proving.null import (
 from echelon.proving.parts import Done, Finding
 from echelon.proving.pipeline import on_file, write_bars
 from echelon.proving.planted import PlantedMarket, PlantedPart, claim_draws, rules_of_thumb
+from echelon.proving.prove import plan
 from echelon.proving.worlds import Draw, EqualWeight, proof_config, trade_draws, with_test_window
 from echelon.runs.registry import TrialRegistry
 from echelon.training.run import TrainedRun
@@ -144,12 +149,13 @@ def test_what_follows_the_train_window_changes_nothing_in_it() -> None:
 
 
 def test_cheap_draws_are_judged_by_the_policy_of_their_number(tmp_path: Path) -> None:
-    part = NullCheapPart(CONFIG, NULL, (3, 4, 5, 6))
+    part = NullCheapPart(CONFIG, NULL, (1, 3, 4, 5, 6))
     found = part.run(tmp_path, lambda _: None, lambda: False)
     assert found is not None
     verdicts = [DrawVerdict(**v) for v in found["verdicts"]]
-    assert [(v.draw, v.policy) for v in verdicts] == [(k, ROTA[k % 6]) for k in (3, 4, 5, 6)]
-    assert {v.policy: v.trials for v in verdicts} == {"rules": 12, "random": 1, "min_variance": 1}
+    assert [(v.draw, v.policy) for v in verdicts] == [(k, ROTA[k % 6]) for k in (1, 3, 4, 5, 6)]
+    single = {"random": 1, "forecast": 1, "min_variance": 1}
+    assert {v.policy: v.trials for v in verdicts} == {"rules": 12, **single}
     again = part.run(tmp_path, lambda _: None, lambda: False)
     assert again == found
     # A draw is judged the same in whatever company it is run.
@@ -174,8 +180,57 @@ def test_the_rule_that_is_judged_is_the_best_on_validation(tmp_path: Path) -> No
     wanted = judge(chosen[:, None], baseline, found["verdicts"][0]["deflated"], seed=4)
     assert len(rules) == 12
     assert found["verdicts"][0]["advantage"] == pytest.approx(
-        math.sqrt(252) * wanted.single.estimate
+        math.sqrt(252) * wanted.sharpe.single.estimate
     )
+
+
+WIDE = NullMarket(windows=NullWindows(130, 70, 80), n_assets=50)
+
+
+def test_wide_market_has_fewer_years_and_is_traded_by_noise_most_of_all(tmp_path: Path) -> None:
+    assert NullMarket().with_assets(120).windows == WIDE_WINDOWS
+    assert NullMarket().with_assets(12) == NullMarket(n_assets=12)
+    assert sum(kind == "noise" for kind in WIDE.rota) > len(WIDE.rota) / 2
+    found = NullCheapPart(CONFIG, WIDE, (0, 1, 3)).run(tmp_path, lambda _: None, lambda: False)
+    assert found is not None
+    verdicts = [DrawVerdict(**v) for v in found["verdicts"]]
+    assert [(v.policy, v.trials) for v in verdicts] == [
+        ("noise", 4),
+        ("rules", 12),
+        ("forecast", 1),
+    ]
+    assert not any(v.made for v in verdicts)
+    alone = NullCheapPart(CONFIG, WIDE, (0,)).run(tmp_path, lambda _: None, lambda: False)
+    assert alone is not None
+    assert alone["verdicts"][0] == found["verdicts"][0]
+
+
+def test_noise_scores_last_and_know_nothing() -> None:
+    world = null_world(WIDE, 1, "x", CONFIG)
+    scores = np.stack([NoiseScores(7).at(world, row) for row in range(len(world.times))])
+    lasting = np.corrcoef(scores[1:].ravel(), scores[:-1].ravel())[0, 1]
+    assert lasting == pytest.approx(0.9, abs=0.02)
+    rose = world.growth[1:] / world.growth[:-1] - 1.0
+    alike = np.corrcoef(scores[:-1].ravel(), rose.ravel())[0, 1]
+    assert abs(alike) < 4 / math.sqrt(rose.size / 19)  # the scores of 19 bars are worth one
+
+
+def test_wide_proof_counts_false_claims_and_no_power() -> None:
+    sizes = replace(SIZES, null_draws=7, null_agents=2, chunk=6).adjust(null_assets=60)
+    planned = plan(tiny_config(), ["null"], sizes)
+    assert planned.trend == []
+    keys = [part.key for part in planned.parts["null"]]
+    assert keys[:3] == ["null-agent-000", "null-agent-001", "null-cheap-002"]
+    assert len(keys) == 7, "the draws of a wide market are not held side by side"
+    parts = [done({"verdicts": [verdict(k, "noise", made=False)]}) for k in range(20)]
+    result = assess_null(parts, sizes.null_market)
+    assert [check.name for check in result.checks] == ["null_claims"]
+    assert result.passed
+    assert result.facts["assets"] == 60
+    assert "null_wide" in result.notes
+    certificate = Certificate("full", (result,), {})
+    assert not any("trend" in key for key in result.rows)
+    assert certificate.passed
 
 
 def test_a_stop_leaves_no_verdict(tmp_path: Path) -> None:
@@ -284,7 +339,7 @@ def done(finding: Finding) -> Done:
 def test_claims_are_counted_by_hand() -> None:
     null = [
         done({"verdicts": [verdict(0, "agent", made=False)], "steps": 9}),
-        done({"verdicts": [verdict(k, CHEAP[k % 3], made=k == 7) for k in range(1, 20)]}),
+        done({"verdicts": [verdict(k, CHEAP[k % 4], made=k == 7) for k in range(1, 20)]}),
     ]
     power = done({"verdicts": [verdict(k, "agent", made=k > 0) for k in range(10)]})
     result = assess_null([*null, power], NULL)
@@ -296,9 +351,10 @@ def test_claims_are_counted_by_hand() -> None:
     assert strength.passed
     assert result.facts["claims"] == {
         "agent": [0, 1],
-        "rules": [0, 6],
-        "random": [1, 7],
-        "min_variance": [0, 6],
+        "rules": [0, 4],
+        "random": [0, 5],
+        "forecast": [0, 5],
+        "min_variance": [1, 5],
     }
     assert (result.seconds, result.cpu_seconds) == (3.0, 6.0)
     assert "null_stand_ins" in result.notes

@@ -28,7 +28,7 @@ from echelon.envs.act import ActionKind, Holdings
 from echelon.envs.world import World
 from echelon.errors import StoreError
 from echelon.evaluation.evaluate import Evaluation, load_evaluation
-from echelon.evaluation.statistics import judge
+from echelon.evaluation.statistics import at_both_blocks
 from echelon.evaluation.trust import (
     BEST_EXPERT,
     EXPERTS_MEAN,
@@ -197,9 +197,9 @@ def test_differences_to_reference_policies_pair_the_same_days(run: Path) -> None
     agents, hedges, experts = returns("agent"), returns("hedge"), returns("expert-0", "expert-1")
     assert tuple(trust["reference_policies"]) == (EXPERTS_MEAN, HEDGE)  # as JSON sorts them
     for name, theirs in ((HEDGE, hedges), (EXPERTS_MEAN, experts)):
-        claim = judge(agents, theirs, math.nan, seed=42)
+        both = at_both_blocks(agents, theirs, seed=42)
         for kind in ("single", "double"):
-            wanted, got = getattr(claim, kind), trust["reference_policies"][name][kind]
+            wanted, got = getattr(both, kind), trust["reference_policies"][name][kind]
             assert (got["estimate"], got["low"], got["high"]) == pytest.approx(
                 (wanted.estimate, wanted.low, wanted.high)
             )

@@ -15,15 +15,21 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
-from echelon.config.features import FeaturesConfig, IndicatorsConfig, StationaryConfig
+from echelon.config.features import (
+    CrossSectionConfig,
+    FeaturesConfig,
+    IndicatorsConfig,
+    StationaryConfig,
+)
 from echelon.errors import FeatureError
 from echelon.features._kernels import rank_rows as rank
 from echelon.features.base import Bars, CrossSection, Feature, Field
 from echelon.features.engine import FeaturePlan
+from echelon.features.indicators import alpha158_features
 from echelon.features.registry import LeftOut, Selection, factor, load_modules, run, select
 from echelon.types import Bools, Floats
 
-ALL_FIELDS = frozenset({"open", "high", "low", "close", "volume", "limits"})
+ALL_FIELDS = frozenset({"open", "high", "low", "close", "volume", "vwap", "limits"})
 EVERYTHING = FeaturesConfig(
     ohlcv=True,
     indicators=IndicatorsConfig(
@@ -38,6 +44,7 @@ EVERYTHING = FeaturesConfig(
         supertrend=(10, 3.0),
     ),
     stationary=StationaryConfig(enabled=True),
+    alpha158=(5, 20),
 )
 SHIPPED = [s for s in select(EVERYTHING, ALL_FIELDS).specs if isinstance(s, Feature)]
 each_shipped = pytest.mark.parametrize("feature", SHIPPED, ids=lambda f: f.names[0])
@@ -58,8 +65,10 @@ def walk(n: int, seed: int) -> Bars:
     high = np.maximum(open_, close) * np.exp(np.abs(rng.normal(0, 0.01, n)))
     low = np.minimum(open_, close) * np.exp(-np.abs(rng.normal(0, 0.01, n)))
     value = np.where(rng.random(n) < 0.1, 0.0, rng.lognormal(16, 1, n))
+    vwap = (high + low + close) / 3
     reference = np.where(rng.random(n) < 0.1, np.nan, np.r_[1.0, close][:n])
-    return Bars(days, close, close, open_, high, low, value, reference * 1.1, reference * 0.9)
+    limits = reference * 1.1, reference * 0.9
+    return Bars(days, close, close, open_, high, low, value, *limits, vwap)
 
 
 def over_fields(bars: Bars, change: Callable[[str, Any], Any]) -> Bars:
@@ -106,7 +115,7 @@ def test_another_future_gives_the_same_rows_bit_for_bit(
 
 UNITLESS = (
     *("rsi_", "bb_bandwidth_", "bb_percent_", "supertrend_dir_", "volume", "ret_", "vol_"),
-    "limit_",
+    *("limit_", *(name for f in alpha158_features((5, 20)) for name in f.names)),
 )
 
 
@@ -146,7 +155,7 @@ def test_traded_value_in_another_currency_changes_nothing_but_volume(
 def test_everything_selected_is_ordered_unique_and_has_ranks_last() -> None:
     selection = select(EVERYTHING, ALL_FIELDS)
     assert selection.left_out == ()
-    assert len(names_of(selection)) == len(set(names_of(selection))) == 30 + 12 + 10
+    assert len(names_of(selection)) == len(set(names_of(selection))) == 30 + 12 + 10 + 13 + 2 * 29
     kinds = [isinstance(s, CrossSection) for s in selection.specs]
     assert kinds == sorted(kinds)
     assert names_of(selection)[:5] == ("open", "high", "low", "close", "volume")
@@ -167,6 +176,55 @@ def test_close_only_source_leaves_the_others_out_by_name_and_reason() -> None:
     assert str(LeftOut("atr_14", ("high", "low"))) == (
         "atr_14 is left out: the source has no high, low"
     )
+
+
+def test_comparison_names_its_columns_and_takes_the_place_of_what_it_is_made_of() -> None:
+    config = FeaturesConfig(
+        alpha158=(5,),
+        calendar=True,
+        cross_section=CrossSectionConfig(method="rank", of=("ROC5", "KMID")),
+    )
+    plan = FeaturePlan.from_specs(select(config, ALL_FIELDS).specs)
+    assert plan.names[-2:] == ("rank_KMID", "rank_ROC5")
+    assert not {"KMID", "ROC5"} & set(plan.names)
+    assert len(plan.names) == len(plan.groups) == len(plan.lookbacks) == 13 + 29 + 4
+    assert (plan.lookbacks["rank_ROC5"], plan.warmup) == (6, 6)
+    keep = config.cross_section.model_copy(update={"keep": True})
+    both = select(config.model_copy(update={"cross_section": keep}), ALL_FIELDS)
+    assert len(names_of(both)) == len(plan.names) + 2
+
+
+def test_ranks_of_the_stationary_set_are_not_made_twice() -> None:
+    ranked = FeaturesConfig(cross_section=CrossSectionConfig(method="rank"))
+    names = names_of(select(ranked, ALL_FIELDS))
+    assert len(names) == len(set(names)) == 12
+    assert all(name.startswith("rank_") for name in names)
+    scored = FeaturesConfig(cross_section=CrossSectionConfig(method="zscore"))
+    names = names_of(select(scored, ALL_FIELDS))
+    assert [name.partition("_")[0] for name in names] == ["rank"] * 10 + ["zscore"] * 12
+
+
+def test_comparison_of_an_unknown_column_or_under_a_taken_name_is_refused(tmp_path: Path) -> None:
+    unknown = CrossSectionConfig(method="rank", of=("ROC6",))
+    with pytest.raises(FeatureError, match=r"names 'ROC6', which is no column.*'ROC5'"):
+        select(FeaturesConfig(alpha158=(5,), cross_section=unknown), ALL_FIELDS)
+    file = tmp_path / "taken.py"
+    file.write_text(
+        "from echelon.features import factor\n\n@factor(lookback=1, names=('rank_KMID',))\n"
+        "def mine(bars):\n    return bars.close\n"
+    )
+    across = CrossSectionConfig(method="rank", of=("KMID",))
+    config = FeaturesConfig(alpha158=(5,), modules=(str(file),), cross_section=across)
+    with pytest.raises(FeatureError, match=r"'rank_KMID' occurs twice"):
+        select(config, ALL_FIELDS)
+
+
+def test_left_out_column_is_not_compared() -> None:
+    across = CrossSectionConfig(method="zscore", of=("CORR5", "ROC5"))
+    selection = select(FeaturesConfig(alpha158=(5,), cross_section=across), frozenset({"close"}))
+    names = names_of(selection)
+    assert "zscore_ROC5" in names
+    assert "zscore_CORR5" not in names
 
 
 def test_ranks_of_what_is_there_stay_on_a_close_only_source() -> None:
@@ -517,7 +575,9 @@ def test_factor_file_that_exits_is_named(place: str, tmp_path: Path) -> None:
 def _whole_bars() -> Bars:
     close = np.linspace(1.0, 2.0, 30)
     times = np.arange("2020-01-01", "2020-01-31", dtype="datetime64[D]").astype("datetime64[us]")
-    return Bars(times, *[close] * 5, value=close * 1e6, limit_up=close, limit_down=close)
+    return Bars(
+        times, *[close] * 5, value=close * 1e6, limit_up=close, limit_down=close, vwap=close
+    )
 
 
 @pytest.mark.parametrize("field", get_args(Field))

@@ -129,6 +129,7 @@ def make_run(
     policy: Callable[[int], Any] = lambda seed: Momentum(3 + seed % 5),
     overrides: tuple[str, ...] = (),
     times_evaluated: int = 1,
+    ensemble: bool = False,
 ) -> Path:
     """A run directory as training and evaluation leave it, through their own writers."""
     if world is None:
@@ -140,7 +141,7 @@ def make_run(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(looks_module, "world_of", priced_world)
         for split in splits * times_evaluated:
-            evaluate(run, split)  # type: ignore[arg-type]
+            evaluate(run, split, ensemble=ensemble)  # type: ignore[arg-type]
     for seed in seeds:
         rng = np.random.default_rng(seed)
         with MetricLog(path / "seeds" / str(seed), resume_step=None) as log:
@@ -812,6 +813,23 @@ def test_what_the_encoder_foresees_has_its_lines(tmp_path: Path) -> None:
         "return_5: R² 2.10 %, ridge 2.00 %, last value –; squared error saved vs ridge: "
         "0.20 % (-0.40 % to 0.80 %)"
     )
+    rank = {
+        "cells": 9,
+        "ic": {"encoder": 0.0851, "linear": 0.06, "boosted": None},
+        "icir": {"encoder": 0.7, "linear": 0.5, "boosted": None},
+        "over_linear": {"estimate": 0.025, "low": 0.01, "high": 0.04},
+        "over_boosted": {"estimate": None, "low": None, "high": None},
+    }
+    ics = {"rank_5": {"in_sample": 0.16, "out_of_fold": 0.1}}
+    facts = {"enabled": True, "scores": {"rank_5": rank}, "cross_fit": ics}
+    file.write_text(json.dumps({"facts": facts}))
+    assert encoder_lines(tmp_path, Words("en")) == [
+        "rank_5: daily rank IC 0.085 (ICIR 0.700), ridge 0.060, boosted trees –; ahead of ridge by "
+        "0.025 (0.010 to 0.040), of boosted trees by – (– to –)",
+        "rank_5: mean rank IC on the train window 0.160 in sample, 0.100 out of fold, which is "
+        "what the agents learn on",
+    ]
+    assert "0.085" in encoder_lines(tmp_path, Words("zh"))[0]
     file.write_text(json.dumps({"facts": {"enabled": False}}))
     assert encoder_lines(tmp_path, Words("zh")) == ["随机初始化，未预训练"]
     file.write_text("{")

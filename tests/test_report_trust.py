@@ -72,14 +72,14 @@ def shown(value: float, digits: int = 2) -> str:
 
 
 def differing(trust: dict[str, Any], low: float, high: float, key: str) -> dict[str, Any]:
-    """The same with another difference to equal weight, a year; wider at twice the blocks."""
-    both = trust["differences"]["equal_weight"]
-    for kind, more in (("single", 0.0), ("double", 0.1)):
-        both[kind] |= {
-            "estimate": (low + high) / 2 / ROOT,
-            "low": (low - more) / ROOT,
-            "high": (high + more) / ROOT,
-        }
+    """The same with other ratios vs equal weight, a year; wider at twice the blocks."""
+    for both, shift in ((trust["differences"]["equal_weight"], 0.0), (trust["active"]["agent"], 1)):
+        for kind, more in (("single", 0.0), ("double", 0.1)):
+            both[kind] |= {
+                "estimate": ((low + high) / 2 + shift) / ROOT,
+                "low": (low - more + shift) / ROOT,
+                "high": (high + more + shift) / ROOT,
+            }
     trust["verdict"]["key"] = key
     return trust
 
@@ -92,6 +92,11 @@ def differing(trust: dict[str, Any], low: float, high: float, key: str) -> dict[
     [
         ("same", -0.7, 0.5, "No significant difference from equal weight", "无显著差异"),
         ("worse", -1.7, -0.5, "Worse than equal weight", "劣于等权"),
+        (
+            *("calmer", 0.5, 1.1),
+            "A higher Sharpe ratio than equal weight, but no significant active return over it",
+            "但相对其没有显著的超额收益",
+        ),
         (
             *("better", 0.5, 1.1),
             "Better than equal weight, also after counting the 7 configurations",
@@ -111,7 +116,11 @@ def test_verdict_is_one_sentence_with_the_wider_interval(
     sentence = verdict_sentence(tree, EN, 7)
     assert sentence.startswith(said)
     middle, first, last = shown((low + high) / 2), shown(low - 0.1), shown(high + 0.1)
-    assert sentence.endswith(f" (ΔSharpe {middle}, 95 % CI {first}…{last}).")
+    ratio, least, most = (shown(v + 1) for v in ((low + high) / 2, low - 0.1, high + 0.1))
+    assert sentence.endswith(
+        f" (ΔSharpe {middle}, 95 % CI {first}…{last}; "
+        f"information ratio {ratio}, 95 % CI {least}…{most})."
+    )
     assert chinese in verdict_sentence(tree, ZH, 7)
     assert f"95 % 置信区间 {first}…{last}" in verdict_sentence(tree, ZH, 7)
 
@@ -146,6 +155,8 @@ def test_verdict_says_why_nothing_can_be_said(trust: dict[str, Any]) -> None:
 def test_difference_without_an_error_has_no_interval(trust: dict[str, Any]) -> None:
     trust["differences"]["equal_weight"]["double"]["low"] = None
     assert math.isnan(span_of(trust["differences"]["equal_weight"], ROOT).low)
+    assert "no interval; information ratio" in verdict_sentence(trust, EN, None)
+    del trust["active"]  # as evaluations made before have it
     assert "no interval)" in verdict_sentence(trust, EN, None)
 
 
@@ -357,10 +368,11 @@ def test_command_line_says_verdict_seeds_deflation_and_looks(run: Path) -> None:
     assert lines[0] == verdict_sentence(trust, EN, 2)
     assert lines[1].startswith("Sharpe ")
     assert lines[1].endswith("(t, n = 2)")
-    assert "deflated by 2 looks" in lines[2]
-    assert lines[3] == "this test window has been read 2 times, by 2 runs"
+    assert lines[2].startswith("information ratio over equal_weight, agent: ")
+    assert any("deflated by 2 looks" in line for line in lines)
+    assert lines[-1] == "this test window has been read 2 times, by 2 runs"
     assert "deflated by 2 configurations" in "\n".join(how_sure(run, "valid"))
-    assert len(list(how_sure(run, "train"))) == 2
+    assert len(list(how_sure(run, "train"))) == 3
 
 
 def test_command_line_is_silent_where_nothing_is_known(tmp_path: Path) -> None:

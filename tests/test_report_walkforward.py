@@ -18,16 +18,20 @@ from shells import Shell
 from test_report import equity_arrays, figures, own_part
 from walks import make_walk
 
+from echelon.envs.act import Holdings
 from echelon.errors import StoreError
+from echelon.market import Rows
 from echelon.ops.measures import LABELS
 from echelon.report.run.trust import verdict_sentence
 from echelon.report.texts import Words
 from echelon.report.walkforward import (
+    SHOWN,
     WalkData,
     gather_walk,
     render_walk,
     write_walk_forward_report,
 )
+from echelon.types import Floats
 
 EN = Words("en")
 FOLDS = ("fold-0", "fold-1", "fold-2")
@@ -114,7 +118,7 @@ def test_every_fold_has_its_measures_beside_two_baselines(page: str, walk: WalkD
     text = text_of(page)
     for fold in (*FOLDS, "stitched"):
         cells = []
-        for name in ("annual_return", "sharpe_annual", "calmar", "turnover_annual", "max_drawdown"):
+        for name in SHOWN:
             label = LABELS[name]
             for who in ("agent", "equal_weight", "benchmark"):
                 values = walk.values(fold, who)
@@ -148,7 +152,8 @@ def test_headline_is_the_verdict_on_the_stitched_series(directory: Path, walk: W
     }
     sentence = verdict_sentence(walk.statistics, EN, walk.statistics["looks"], "looks")
     assert words[tree["statistics"]["verdict"]["key"]] in sentence
-    assert f"95 % CI {low:.2f}…{high:.2f}).".replace("-", "−") in sentence
+    assert f"95 % CI {low:.2f}…{high:.2f}; ".replace("-", "−") in sentence
+    assert re.search(r"; information ratio \S+, 95 % CI \S+…\S+\)\.$", sentence)
 
 
 def test_statistics_of_the_stitched_series_are_shown(page: str, walk: WalkData) -> None:
@@ -163,6 +168,111 @@ def test_statistics_of_the_stitched_series_are_shown(page: str, walk: WalkData) 
         cells = " ".join(LABELS["sharpe_annual"].format(v) for v in values)
         assert f"{line['factor']:g}× {cells}" in text
     assert "Looks at these windows 1" in text
+
+
+class Tilted:
+    """A share of each asset that grows with its number, the more the higher the seed."""
+
+    kind, name = "weights", "tilted"
+
+    def __init__(self, seed: int) -> None:
+        weights = 1.0 + (seed - 41) * np.arange(4)
+        self._weights = weights / weights.sum()
+
+    def start(self, world: object, span: range) -> None:
+        """Nothing to make ready."""
+
+    def decide(self, row: Rows, held: Holdings) -> Floats:
+        return np.tile(self._weights, (len(row), 1))
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of three test windows over two calendar years, with an ensemble, in a market with volume."""
+    place = tmp_path_factory.mktemp("joined") / "walk"
+    return make_walk(place, bars=(120, 60, 160), policy=Tilted, ensemble=True, volume=50_000.0)
+
+
+def test_ensemble_stands_in_tables_and_statistics(joined: Path) -> None:
+    tree = json.loads((joined / "walk_forward.json").read_text(encoding="utf-8"))
+    returns = pl.read_parquet(joined / "stitched.parquet")
+    found = tree["statistics"]
+    assert set(found["ensemble"]) == set(found["differences"])
+    assert list(found["active"])[:2] == ["agent", "ensemble"]
+    for name in ("equal_weight", "momentum"):
+        pair = returns.select("ensemble", name).to_numpy()
+        ratios = pair.mean(axis=0) / pair.std(axis=0, ddof=1)
+        estimate = found["ensemble"][name]["single"]["estimate"]
+        assert estimate == pytest.approx(ratios[0] - ratios[1])
+    active = (returns["ensemble"] - returns["equal_weight"]).to_numpy()
+    ratio = active.mean() / active.std(ddof=1)
+    assert found["active"]["ensemble"]["single"]["estimate"] == pytest.approx(ratio)
+    measures = tree["stitched"]["measures"]["ensemble"]
+    assert measures["information_ratio"] == pytest.approx(ratio * math.sqrt(252))
+    text = text_of(write_walk_forward_report(joined).read_text(encoding="utf-8"))
+    assert "Ensemble of the seeds: Sharpe ratio vs each baseline" in text
+    assert "Agent Ensemble Equal weight Benchmark" in text
+
+
+def test_every_year_stands_alone_and_from_it_to_the_end(joined: Path) -> None:
+    returns = pl.read_parquet(joined / "stitched.parquet")
+    years = returns["time"].dt.year().to_numpy()
+    walk = gather_walk(joined)
+    first, last = int(years.min()), int(years.max())
+    assert list(walk.years) == [f"year-{year}" for year in range(first, last + 1)]
+    assert last - first >= 1
+    for label, rows in ((f"year-{first}", years == first), (f"from-{last}", years >= last)):
+        for who in ("ensemble", "equal_weight", "seed-43"):
+            own = returns[who].to_numpy()[rows]
+            theirs = returns["equal_weight"].to_numpy()[rows]
+            values = walk.values(label, who)
+            assert values is not None
+            assert values["total_return"] == pytest.approx(np.prod(1.0 + own) - 1.0)
+            sharpe = math.sqrt(252) * own.mean() / own.std(ddof=1)
+            assert values["sharpe_annual"] == pytest.approx(sharpe)
+            active = own - theirs
+            ratio = math.sqrt(252) * active.mean() / active.std(ddof=1) if active.any() else 0.0
+            assert values["information_ratio"] == pytest.approx(ratio)
+            assert values["turnover_annual"] >= 0.0
+    assert walk.values(f"from-{first}", "ensemble") is None  # that is the stitched series
+    lines = walk.statistics["from"]
+    assert list(lines) == [str(year) for year in range(first + 1, last + 1)]
+    single = lines[str(last)]["ensemble"]["information"]["single"]
+    rows = years >= last
+    active = (returns["ensemble"] - returns["equal_weight"]).to_numpy()[rows]
+    assert single["estimate"] == pytest.approx(active.mean() / active.std(ddof=1))
+    assert single["low"] < single["estimate"] < single["high"]
+    text = text_of(write_walk_forward_report(joined).read_text(encoding="utf-8"))
+    assert "Year by year Every calendar year of the stitched series by itself. Years" in text
+    line = walk.statistics["from"][str(last)]["agent"]["information"]["single"]["estimate"]
+    shown = LABELS["sharpe_annual"].format(line * math.sqrt(252))
+    assert f"{last} – {last} {shown} " in text
+    whole = walk.statistics["active"]["agent"]["single"]["estimate"] * math.sqrt(252)
+    assert f"{first} – {last} {LABELS['sharpe_annual'].format(whole)} " in text
+
+
+def test_capacity_is_the_mean_over_the_folds(joined: Path) -> None:
+    walk = gather_walk(joined)
+    folds = [
+        json.loads((joined / "folds" / f / "evaluations/test/trust.json").read_text())["capacity"]
+        for f in FOLDS
+    ]
+    usual, tenfold = walk.statistics["capacity"]
+    assert (usual["factor"], tenfold["factor"], tenfold["cash"]) == (1.0, 10.0, 10 * usual["cash"])
+    for name in ("sharpe_annual", "information_ratio", "participation_95"):
+        assert tenfold[name] == pytest.approx(np.mean([fold[1][name] for fold in folds]))
+    assert tenfold["orders"] == sum(fold[1]["orders"] for fold in folds)
+    assert tenfold["participation_mean"] == pytest.approx(10 * usual["participation_mean"], rel=0.1)
+    text = text_of(write_walk_forward_report(joined).read_text(encoding="utf-8"))
+    assert "10× 10,000,000" in text
+    own = text_of(write_walk_forward_report(joined, "zh").read_text(encoding="utf-8"))
+    assert "资金容量" in own
+    assert "从各年起至期末" in own
+
+
+def test_walk_of_one_year_without_volume_and_weights_has_none_of_it(page: str) -> None:
+    assert "Capacity" not in text_of(page)
+    assert "Ensemble of the seeds" not in text_of(page)
 
 
 def test_facts_say_scheme_seeds_steps_and_command(directory: Path, page: str) -> None:

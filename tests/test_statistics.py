@@ -20,6 +20,9 @@ from echelon.evaluation import statistics
 from echelon.evaluation.statistics import (
     ReturnMoments,
     SharpeDifference,
+    active_ratio,
+    at_both_blocks,
+    block_length,
     deflate,
     deflate_by_sharpes,
     effective_trials,
@@ -326,31 +329,62 @@ def test_clear_edge_is_claimed_with_both_block_lengths() -> None:
     agents = baseline + 0.2 * returns_of("agents", columns=3) + 0.002
     found = judge(agents, baseline[:, 0], 0.99, seed=1, replications=500)
     assert found.made
-    assert found.double.block_length == pytest.approx(2 * found.single.block_length)
-    assert found.single.level == found.double.level == 0.95
+    for both in (found.sharpe, found.information):
+        assert both.double.block_length == pytest.approx(2 * both.single.block_length)
+        assert both.single.level == both.double.level == 0.95
+        assert both.low == min(both.single.low, both.double.low) > 0.0
+        assert both.high == max(both.single.high, both.double.high)
     assert found == judge(agents, baseline[:, 0], 0.99, seed=1, replications=500)
 
 
+def test_more_in_cash_is_no_claim_and_neither_is_a_bolder_book() -> None:
+    baseline = returns_of("base", mean=0.001)[:, 0]
+    careful = 0.3 * baseline + 0.0002  # three tenths of it, and a sure gain every day
+    found = judge(careful[:, None], baseline, 0.99, seed=1, replications=500)
+    assert found.sharpe.low > 0.0 > found.information.low
+    assert not found.made
+    rising = baseline + 0.002
+    found = judge(2.0 * rising[:, None], rising, 0.99, seed=1, replications=500)
+    assert found.information.low > 0.0
+    assert found.sharpe == at_both_blocks(rising[:, None], rising, seed=1, replications=500)
+    assert not found.made
+
+
+def test_information_ratio_is_the_sharpe_ratio_of_the_active_return() -> None:
+    agents, baseline = returns_of("active", columns=3), returns_of("base")[:, 0]
+    found = active_ratio(agents, baseline, seed=1, replications=500)
+    active = agents - baseline[:, None]
+    ratios = active.mean(axis=0) / active.std(axis=0, ddof=1)
+    assert found.single.estimate == pytest.approx(ratios.mean())
+    by_mean = active.mean(axis=1)
+    assert found.single.block_length == pytest.approx(block_length(by_mean))
+    nothing = active_ratio(np.column_stack([baseline] * 2), baseline, seed=1)
+    assert nothing.single[:3] == (0.0, 0.0, 0.0)
+
+
 @pytest.mark.parametrize(
-    ("single", "double", "deflated", "made"),
+    ("lows", "deflated", "made"),
     [
-        (0.01, 0.01, 0.951, True),
-        (0.01, 0.01, 0.95, False),
-        (0.01, 0.01, math.nan, False),
-        (0.0, 0.01, 0.99, False),
-        (0.01, -0.01, 0.99, False),
-        (-0.01, 0.01, 0.99, False),
-        (math.nan, 0.01, 0.99, False),
+        ((0.01, 0.01, 0.01, 0.01), 0.951, True),
+        ((0.01, 0.01, 0.01, 0.01), 0.95, False),
+        ((0.01, 0.01, 0.01, 0.01), math.nan, False),
+        ((0.0, 0.01, 0.01, 0.01), 0.99, False),
+        ((0.01, -0.01, 0.01, 0.01), 0.99, False),
+        ((0.01, 0.01, -0.01, 0.01), 0.99, False),
+        ((0.01, 0.01, 0.01, 0.0), 0.99, False),
+        ((math.nan, 0.01, 0.01, 0.01), 0.99, False),
+        ((0.01, 0.01, 0.01, math.nan), 0.99, False),
     ],
 )
-def test_claim_needs_both_bounds_and_the_deflated_ratio(
-    single: float, double: float, deflated: float, made: bool, monkeypatch: pytest.MonkeyPatch
+def test_claim_needs_all_four_bounds_and_the_deflated_ratio(
+    lows: tuple[float, ...], deflated: float, made: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lows = iter([single, double])
+    """Sharpe ratio at both block lengths, then the information ratio."""
+    given = iter(lows)
 
     def prepared(*_: object, **options: float) -> SharpeDifference:
         return SharpeDifference(
-            0.05, next(lows), 0.1, 0.01, 0.01, options.get("block", 3.0), 500, 0.95
+            0.05, next(given), 0.1, 0.01, 0.01, options.get("block", 3.0), 500, 0.95
         )
 
     monkeypatch.setattr(statistics, "sharpe_difference", prepared)

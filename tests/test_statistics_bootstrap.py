@@ -10,7 +10,12 @@ import pytest
 from arch.bootstrap import optimal_block_length
 
 from echelon.evaluation import statistics
-from echelon.evaluation.statistics import block_length, judge, moments, sharpe_difference
+from echelon.evaluation.statistics import (
+    at_both_blocks,
+    block_length,
+    moments,
+    sharpe_difference,
+)
 from echelon.rng import stream
 from echelon.types import Floats
 
@@ -120,8 +125,8 @@ def test_agents_are_compared_with_other_agents_as_with_one_series() -> None:
     assert (back.estimate, back.standard_error) == pytest.approx(
         (-there.estimate, there.standard_error)
     )
-    claim = judge(r[:, :2], r[:, 2:], math.nan, seed=1, replications=200)
-    assert claim.single.low < there.estimate < claim.double.high
+    both = at_both_blocks(r[:, :2], r[:, 2:], seed=1, replications=200)
+    assert both.single.low < there.estimate < both.double.high
 
 
 def test_long_run_variance_is_that_of_the_resampled_mean() -> None:

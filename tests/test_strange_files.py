@@ -236,8 +236,7 @@ def test_quarantine_and_blotter_hold_no_formula(tmp_path: Path) -> None:
 
 
 def test_blotter_on_disk_holds_no_formula(tmp_path: Path) -> None:
-    from echelon.backtest.files import Tables, save_tables
-    from echelon.backtest.run import Book
+    from echelon.backtest.files import Book, Tables, save_tables
 
     days = pl.Series("time", [datetime(2020, 1, 2)])
     symbol = "=HYPERLINK(1)"

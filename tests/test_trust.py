@@ -16,7 +16,13 @@ from worlds import prepared_run
 from echelon.config import load_config
 from echelon.errors import StoreError
 from echelon.evaluation.evaluate import evaluate, load_evaluation
-from echelon.evaluation.statistics import Claim, SharpeDifference, seed_interval, sharpe_difference
+from echelon.evaluation.statistics import (
+    BothBlocks,
+    SharpeDifference,
+    active_ratio,
+    seed_interval,
+    sharpe_difference,
+)
 from echelon.evaluation.test_access import Look
 from echelon.evaluation.trust import load_trust, verdict
 from echelon.features import Prepared
@@ -84,6 +90,42 @@ def test_difference_is_that_of_the_saved_returns(run: TrainedRun) -> None:
     assert double["block_length"] == pytest.approx(2.0 * single["block_length"])
 
 
+def test_information_ratios_are_of_the_saved_returns_above_equal_weight(run: TrainedRun) -> None:
+    saved = load_evaluation(run.path, "test")
+    baseline = saved.tables("equal_weight").equity["return"][1:].to_numpy()
+    agents = np.column_stack([saved.tables(seed).equity["return"][1:] for seed in SEEDS])
+    found = trust(run, "test")["active"]
+    assert set(found) == {"agent", "seed-1", "seed-2", "seed-3", "momentum", "cash"}
+    active = agents - baseline[:, None]
+    by_seed = active.mean(axis=0) / active.std(axis=0, ddof=1)
+    assert found["agent"]["single"]["estimate"] == pytest.approx(by_seed.mean())
+    wanted = active_ratio(agents[:, [1]], baseline, seed=1)
+    assert found["seed-2"]["double"]["low"] == pytest.approx(wanted.double.low)
+    assert found["cash"]["single"]["estimate"] == pytest.approx(
+        -baseline.mean() / baseline.std(ddof=1)
+    )
+    year = math.sqrt(saved.facts["periods_per_year"])
+    for seed, ratio in zip(SEEDS, by_seed, strict=True):
+        assert saved.seeds[seed]["information_ratio"] == pytest.approx(year * ratio)
+    assert saved.baselines["equal_weight"]["information_ratio"] == 0.0
+
+
+def test_ensemble_is_compared_with_every_baseline(run: TrainedRun) -> None:
+    evaluate(run, "train", ensemble=True)
+    saved = load_evaluation(run.path, "train")
+    found = trust(run, "train")
+    assert set(found["ensemble"]) == set(found["differences"])
+    joined = saved.tables("ensemble").equity["return"][1:].to_numpy()[:, None]
+    momentum = saved.tables("momentum").equity["return"][1:].to_numpy()
+    wanted = sharpe_difference(joined, momentum, seed=1)
+    single = found["ensemble"]["momentum"]["single"]
+    assert (single["estimate"], single["low"]) == pytest.approx((wanted.estimate, wanted.low))
+    assert "ensemble" in found["active"]
+    # Evaluated without it, nothing of it stays.
+    evaluate(run, "train")
+    assert "ensemble" not in trust(run, "train") | trust(run, "train")["active"]
+
+
 def test_twice_the_costs_are_never_better_and_the_usual_ones_are_the_evaluation(
     run: TrainedRun,
 ) -> None:
@@ -134,7 +176,11 @@ def test_claim_on_test_uses_the_deflation_of_validation(run: TrainedRun) -> None
     # The second look: what the test window shows counts too, deflated by both looks.
     twice = trust(run, "test")["deflation"]
     assert twice["n_trials"] == 2
-    assert claim["after_looks"] == min(claim["deflated"], twice["probability"])
+    active = trust(run, "test")["active_deflation"]
+    assert active["n_trials"] == 2
+    assert claim["after_looks"] == min(
+        claim["deflated"], twice["probability"], active["probability"]
+    )
     assert trust(run, "test")["verdict"]["key"] != "better"
 
 
@@ -183,6 +229,21 @@ def test_longer_rivals_and_second_looks_are_not_taken_for_configurations(run: Tr
     assert trust(run, "valid")["superiority"]["n_models"] >= 2
 
 
+def test_choosing_on_the_days_of_the_test_window_counts_as_a_look(run: TrainedRun) -> None:
+    evaluate(run, "test")
+    before = trust(run, "test")["deflation"]["n_trials"]
+    look = Look.back(run, "test")
+    times = np.array([look.window.first], dtype="datetime64[us]")
+    for name in ("peeker", "peeker", "another"):
+        entry = new_entry(look.window, Path(f"runs/{name}"), name, 1)
+        look.registry.add_trial(entry, times, np.zeros(1), 0.0)
+    evaluate(run, "test")
+    found = trust(run, "test")
+    assert found["deflation"]["n_trials"] == before + 1 + 2
+    assert found["active_deflation"]["n_trials"] == before + 3
+    assert found["registry"]["trials"] >= 2
+
+
 def test_training_for_longer_is_another_trial_and_more_seeds_are_not(run: TrainedRun) -> None:
     def key(**train: int) -> str:
         changed = run.config.model_copy(update={"train": run.config.train.model_copy(update=train)})
@@ -193,31 +254,43 @@ def test_training_for_longer_is_another_trial_and_more_seeds_are_not(run: Traine
     assert key(seeds=7) == key()
 
 
-def difference(low: float, high: float, *, low2: float | None = None) -> Claim:
+def difference(low: float, high: float, *, low2: float | None = None) -> BothBlocks:
     def one(bottom: float) -> SharpeDifference:
         return SharpeDifference((bottom + high) / 2, bottom, high, 0.01, 0.5, 3.0, 2000, 0.95)
 
-    return Claim(one(low), one(low if low2 is None else low2), False)
+    return BothBlocks(one(low), one(low if low2 is None else low2))
+
+
+AHEAD, OPEN = difference(0.01, 0.1), difference(-0.2, 0.1)
 
 
 @pytest.mark.parametrize(
-    ("split", "found", "deflated", "key"),
+    ("split", "sharpe", "active", "deflated", "key"),
     [
-        ("test", difference(0.01, 0.1), 0.96, "better"),
-        ("test", difference(0.01, 0.1), 0.95, "undeflated"),
-        ("test", difference(0.01, 0.1), None, "undeflated"),
-        ("test", difference(0.01, 0.1, low2=-0.01), 0.99, "same"),
-        ("valid", difference(0.01, 0.1), 0.99, "undeflated"),
-        ("test", difference(-0.2, -0.1), 0.99, "worse"),
-        ("test", difference(-0.2, 0.1), 0.99, "same"),
-        ("test", difference(math.nan, math.nan), 0.99, "same"),
-        ("test", None, 0.99, "unknown"),
+        ("test", AHEAD, AHEAD, 0.96, "better"),
+        ("test", AHEAD, AHEAD, 0.95, "undeflated"),
+        ("test", AHEAD, AHEAD, None, "undeflated"),
+        ("test", AHEAD, OPEN, 0.99, "calmer"),
+        ("test", AHEAD, difference(0.01, 0.1, low2=-0.01), 0.99, "calmer"),
+        ("test", AHEAD, difference(math.nan, math.nan), 0.99, "calmer"),
+        ("test", AHEAD, None, 0.99, "unknown"),
+        ("test", OPEN, AHEAD, 0.99, "same"),
+        ("test", difference(0.01, 0.1, low2=-0.01), AHEAD, 0.99, "same"),
+        ("valid", AHEAD, AHEAD, 0.99, "undeflated"),
+        ("test", difference(-0.2, -0.1), OPEN, 0.99, "worse"),
+        ("test", OPEN, OPEN, 0.99, "same"),
+        ("test", difference(math.nan, math.nan), AHEAD, 0.99, "same"),
+        ("test", None, None, 0.99, "unknown"),
     ],
 )
 def test_verdict_says_no_more_than_the_bounds(
-    split: str, found: Claim | None, deflated: float | None, key: str
+    split: str,
+    sharpe: BothBlocks | None,
+    active: BothBlocks | None,
+    deflated: float | None,
+    key: str,
 ) -> None:
-    assert verdict(split, found, deflated) == key
+    assert verdict(split, sharpe, active, deflated) == key
 
 
 def test_trust_is_strict_json_and_a_damaged_one_is_an_error(run: TrainedRun) -> None:

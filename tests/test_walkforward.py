@@ -17,8 +17,7 @@ from markets import make_bars
 from matplotlib.image import imread
 from shells import Shell, tiny
 
-from echelon.backtest.files import Tables, save_tables
-from echelon.backtest.run import AGENT, Book
+from echelon.backtest.files import AGENT, Book, Tables, save_tables
 from echelon.cli.console import Watch
 from echelon.config import load_config
 from echelon.evaluation.evaluate import Evaluation, load_evaluation
@@ -59,8 +58,10 @@ def test_walk_forward_ends_with_tables_picture_statistics_and_run_directories(
     assert "stitched: 2016-01-05 to 2016-04-29" in out
     assert "over other seeds, 95 %" in out
     assert "Sharpe vs equal_weight" in out
+    assert "ensemble's Sharpe vs cash" in out
+    assert "information ratio over equal_weight, ensemble" in out
     table = _table()
-    whos = ("agent", "seed-42", "seed-43", "cash", "equal_weight")
+    whos = ("agent", "ensemble", "seed-42", "seed-43", "cash", "equal_weight")
     assert list(table) == [(fold, who) for fold in (*FOLDS, "stitched") for who in whos]
     assert pl.read_parquet("wf/walk_forward.parquet").height == len(table)
     assert imread("wf/splits.png").shape[1] > 1000
@@ -89,7 +90,8 @@ def test_walk_forward_ends_with_tables_picture_statistics_and_run_directories(
     assert single["low"] < single["estimate"] < single["high"]
     assert (found["looks"], found["deflation"]["n_trials"]) == (1, 1)
     assert found["deflation"]["probability"] == found["deflation"]["psr"]
-    assert found["verdict"]["key"] in ("better", "undeflated", "worse", "same")
+    assert found["verdict"]["key"] in ("better", "undeflated", "calmer", "worse", "same")
+    assert set(found["ensemble"]) == {"equal_weight", "cash"}
     assert [line["factor"] for line in found["costs"]] == [0.0, 1.0, 2.0]
     by_fold = [
         json.loads(Path(f"wf/folds/{name}/evaluations/test/trust.json").read_text())["costs"][2]
@@ -160,9 +162,9 @@ def _evaluation(directory: Path, books: dict[str, list[float]]) -> Evaluation:
                 "drawdown": 1.0 - value / np.maximum.accumulate(value),
                 "cash_share": np.full(n, 0.5, dtype=np.float32),
                 "traded": np.full(n, 0.1),
-                "commission": np.full(n, 2.0),
+                "commission": np.where(np.arange(n), 2.0, 0.0),  # a step's, after it
                 "stamp": np.zeros(n),
-                "slippage": np.full(n, 1.0),
+                "slippage": np.where(np.arange(n), 1.0, 0.0),
                 "orders_cut": np.zeros(n, dtype=np.int64),
             }
         )
@@ -192,10 +194,10 @@ def test_ruined_book_earns_nothing_for_the_rest_of_its_fold_and_begins_anew(
     assert measures["total_return"] == pytest.approx(0.5 * 0.2 * 1.1 * 1.1 - 1.0)
     assert measures["exposure"] == pytest.approx((2 * 0.5 + 2 * 0.5) / 6)
     assert measures["turnover_annual"] == pytest.approx((2 * 0.1 + 2 * 0.1) / 6 * 252)
-    assert (measures["cost_commission"], measures["cost_slippage"]) == (12.0, 6.0)
-    assert measures["cost_share"] == pytest.approx(0.18)
+    assert (measures["cost_commission"], measures["cost_slippage"]) == (8.0, 4.0)
+    assert measures["cost_share"] == pytest.approx(0.12)
     # Six returns are too few to resample, and one seed has no spread.
-    found = statistics(stitched, seed=1, looks=2, sweeps=[])
+    found = statistics(stitched, seed=1, looks=2, trusts=[])
     assert (found["differences"], found["deflation"], found["costs"]) == ({}, None, [])
     assert found["verdict"]["key"] == "unknown"
     assert (found["sharpe_annual"]["method"], found["sharpe_annual"]["low"]) == ("none", None)
@@ -324,9 +326,10 @@ def test_budget_is_carried_from_fold_to_fold_also_when_one_is_evaluated_again(
 
 
 def test_processes_side_by_side_give_the_same_result(shell: Shell, bars_file: Path) -> None:
-    shell.works(*_words(bars_file))
+    shell.works(*_words(bars_file), "--seeds", "2")
     expected = Path("wf/walk_forward.csv").read_text()
-    shell.works(*_words(bars_file)[:-2], "--workers", "2", "--overwrite")
+    assert "stitched,2016-01-05,2016-04-29,ensemble" in expected
+    shell.works(*_words(bars_file)[:-2], "--seeds", "2", "--workers", "2", "--overwrite")
     assert Path("wf/walk_forward.csv").read_text() == expected
 
 

@@ -31,15 +31,19 @@ def make_walk(
     overrides: tuple[str, ...] = (),
     failed: str = "",
     policy: Callable[[int], Any] | None = None,
+    ensemble: bool = False,
+    volume: float | None = None,
 ) -> Path:
     """A rolling walk-forward of so many folds. bars: train, validation and test windows of each
 
     failed: name of a fold that did not come to an end; nothing is stitched then
-    policy: of a seed, in place of momentum rules
+    policy: of a seed, in place of momentum rules; ensemble: of them too, where they set weights
+    volume: shares traded in every bar; None: the market has none
     """
     train, valid, test = bars
     n_rows = train + valid + folds * test
-    world = make_world(n_rows=n_rows, n_assets=4, times=days(n_rows))
+    traded = {} if volume is None else {"volume_close": np.full((n_rows, 4), volume)}
+    world = make_world(n_rows=n_rows, n_assets=4, times=days(n_rows), **traded)
     dates = [t.astype("datetime64[D]").item() for t in world.times]
     planned, found = [], {}
     for k in range(folds):
@@ -60,6 +64,7 @@ def make_walk(
             world=replace(world, splits=spans),
             seeds=seeds,
             splits=("test",),
+            ensemble=ensemble,
             overrides=overrides,
             **({} if policy is None else {"policy": policy}),
         )
@@ -69,8 +74,8 @@ def make_walk(
     if not failed:
         stitched = stitch(found)
         trusts = [load_trust(walk.run(k), "test") for k in range(folds)]
-        sweeps = [trust["costs"] for trust in trusts if trust is not None]
-        sure = statistics(stitched, 42, looks=1, sweeps=sweeps)
+        known = [trust for trust in trusts if trust is not None]
+        sure = statistics(stitched, 42, looks=1, trusts=known)
     problems = {failed: "the disk is full"} if failed else {}
     result = WalkForwardResult(walk.folds, found, problems, stitched, sure)
     result.write(path)

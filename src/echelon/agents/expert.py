@@ -47,7 +47,7 @@ from echelon.envs.act import ActionRule, free, weights_of_actions
 from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.market import Rows
-from echelon.models.encoders import Encoder, build_encoder
+from echelon.models.encoders import Encoder, build_served
 from echelon.models.expert import ExpertActor
 from echelon.models.lora import adapter_size
 from echelon.rng import stream, torch_generator
@@ -198,9 +198,9 @@ class SingleExpert(Learner):
     def load_policy(
         cls, config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str
     ) -> WeightPolicy:
-        encoder = build_encoder(config, n_features)
+        encoder = build_served(config, n_features)
         encoder.load_state_dict(below_prefix("encoder.", weights))
-        actor = ExpertActor(config.model.d_model, config.expert.hidden, config.state)
+        actor = ExpertActor(encoder.d_model, config.expert.hidden, config.state)
         actor.load_state_dict(below_prefix("actor.", weights))
         return WeightPolicy(encoder, actor, config, seed, name)
 

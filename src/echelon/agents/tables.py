@@ -1,7 +1,9 @@
 """Embedding tables: the whole market encoded once per version of an encoder, then looked up.
 
 1. `refresh` encodes every row on which a book can stand, into memory or into a file that is renamed
-   when it is whole: whoever still reads the version before keeps it.
+   when it is whole: whoever still reads the version before keeps it. Rows that a fold of the
+   encoder holds (`Encoder.folds`) are that fold's to encode: of the train window, learners see
+   nothing but what was fitted without it.
 2. `look` gives the embeddings of some rows; nothing is encoded.
 3. Where gradients are wanted (an adapter's training), `encode_rows` encodes just those rows.
 
@@ -34,13 +36,18 @@ _CHUNK_BARS, _SPAN_BARS = 256, 512
 class EmbeddingTable:
     """Z[T,N,D] float32 of one encoder version; rows on which no book can stand are zero."""
 
-    def __init__(self, world: World, d_model: int, path: Path | None = None) -> None:
-        """path: file to map the table from; None: in memory"""
+    def __init__(
+        self, world: World, d_model: int, path: Path | None = None, *, fitted: bool = True
+    ) -> None:
+        """path: file to map the table from; None: in memory
+
+        fitted: of the world that the encoder was fitted on, by whose rows its folds go
+        """
         self.version = 0
         """0 before the first refresh, then one more with each."""
         self._world, self._path, self.d_model = world, path, d_model
         self._shape = (len(world.times), world.n_assets, d_model)
-        self._standing = standing_rows(world)
+        self._standing, self._fitted = standing_rows(world), fitted
         self._z: Floats32 | None = None
 
     def refresh(self, encoder: Encoder) -> None:
@@ -106,10 +113,22 @@ class EmbeddingTable:
         try:
             with torch.no_grad():
                 for run in runs_of(self._standing):
-                    for rows in _chunks(run, _CHUNK_BARS):
-                        yield rows, encoder(_windows_of(self._world, rows)).numpy()
+                    for part, own in _encoders_of(run, encoder, fitted=self._fitted):
+                        for rows in _chunks(part, _CHUNK_BARS):
+                            yield rows, own(_windows_of(self._world, rows)).numpy()
         finally:
             encoder.train(was_training)
+
+
+def _encoders_of(run: range, encoder: Encoder, *, fitted: bool) -> Iterator[tuple[range, Encoder]]:
+    """The rows of a run in their order, and who encodes them."""
+    at = run.start
+    for rows, own in sorted(encoder.folds, key=lambda fold: fold.rows.start) if fitted else ():
+        low, high = max(rows.start, at), min(rows.stop, run.stop)
+        if low < high:
+            yield from ((range(at, low), encoder), (range(low, high), own))
+            at = high
+    yield range(at, run.stop), encoder
 
 
 def encode_span(encode: Callable[[Tensor], Tensor], world: World, span: range) -> Tensor:

@@ -7,6 +7,7 @@
     min_variance   least variance over the last `eval.estimation_bars` (skfolio), long only
     hrp            hierarchical risk parity on the same returns (skfolio)
     momentum       BUY what rose over `eval.momentum_bars`, SELL the rest, under the 20/50 rule
+    forecast       the best by boosted trees or a ridge, in staggered tranches (`forecaster`)
     random         BUY, SELL or HOLD by lot among what is allowed
     cash           nothing
 
@@ -19,23 +20,30 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from echelon.backtest.files import Book
 from echelon.backtest.policy import Policy
-from echelon.backtest.run import Backtest, Book, run_backtest
+from echelon.backtest.run import Backtest, run_backtest
 from echelon.config import Config
 from echelon.envs.act import Action, ActionKind, Holdings
 from echelon.envs.world import World, index_world
+from echelon.errors import UsageError
 from echelon.market import Rows
 from echelon.market.rows import next_volume
 from echelon.rng import pack_stream, stream, unpack_stream
 from echelon.states import State, copy_state, match_state, with_prefix
 from echelon.types import Bools, Floats
 
+if TYPE_CHECKING:
+    from echelon.backtest.forecaster import Forecaster
+
 log = logging.getLogger(__name__)
+
+FORECAST = "forecast"
 
 _BOUGHT = 0.99
 """An asset that has this share of its target weight is bought, and so is a book without cash."""
@@ -274,20 +282,35 @@ _MAKERS: Mapping[str, Callable[[Config], Policy]] = {
 }
 
 
-def make_baseline(name: str, config: Config) -> Policy:
+def make_baseline(name: str, config: Config, forecaster: Forecaster | None = None) -> Policy:
+    """forecaster: the fitted one, without which there is no `forecast`"""
+    if name == FORECAST:
+        if forecaster is None:
+            raise UsageError(
+                "the baseline 'forecast' has to be fitted before it can decide. Hand in the "
+                "forecaster of a run: `ensure_forecaster`."
+            )
+        return forecaster.policy()
     return _MAKERS[name](config)
 
 
 def run_baselines(
-    world: World, span: range, config: Config, past: Mapping[Book, Floats] | None = None
+    world: World,
+    span: range,
+    config: Config,
+    forecaster: Forecaster | None = None,
+    past: Mapping[Book, Floats] | None = None,
 ) -> dict[str, Backtest]:
     """Name → backtest of every baseline of `eval.baselines` that the data support.
 
+    forecaster: see `make_baseline`; without one `forecast` is left out
     past: book → its earlier values, see `under_budget`
     """
     done: dict[str, Backtest] = {}
     for name in config.eval.baselines:
         before = (past or {}).get(Book(name))
+        if name == FORECAST and forecaster is None:
+            continue  # whoever could not fit it has said why
         if name == "benchmark":
             index = index_world(world)
             if index is None:
@@ -298,9 +321,9 @@ def run_baselines(
                     world.times[span.start].astype("datetime64[D]"),
                 )
                 continue
-            policy: Policy = _Rebalanced("benchmark", None, 0, None)
+            policy = _Rebalanced("benchmark", None, 0, None)
             done[name] = run_backtest(policy, index, span, config, past=before)
         else:
-            policy = make_baseline(name, config)
-            done[name] = run_backtest(policy, world, span, config, past=before)
+            made = make_baseline(name, config, forecaster)
+            done[name] = run_backtest(made, world, span, config, past=before)
     return done

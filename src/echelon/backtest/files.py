@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from echelon.backtest.run import Backtest, Book
+from echelon.backtest.run import Backtest
 from echelon.errors import DamagedError
 from echelon.files import ColumnKind, read_table, write_csv, write_parquet
 from echelon.market import Execution
@@ -42,6 +42,9 @@ _COLUMNS: Mapping[str, Mapping[str, ColumnKind]] = {
     "blotter": {**_BOOK, "time": "time", "symbol": "text"},
 }
 """What the tables have at least."""
+
+
+AGENT = "agent"  # the policy of a seed's own agent
 
 
 class Tables(NamedTuple):
@@ -73,6 +76,13 @@ def tables_of(backtest: Backtest) -> Tables:
     weights = _by_asset(backtest, backtest.weights, backtest.times)
     actions = _by_asset(backtest, backtest.actions, backtest.times[:-1])
     return Tables(equity, weights, actions, backtest.blotter())
+
+
+class Book(NamedTuple):
+    """Whose book it is among those of an evaluation; seed: None of a baseline."""
+
+    policy: str
+    seed: int | None = None
 
 
 def save_tables(directory: Path, books: Mapping[Book, Tables], *, csv: bool = False) -> None:

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -39,16 +38,6 @@ from echelon.types import Floats, Floats32, Times
 log = logging.getLogger(__name__)
 
 
-AGENT = "agent"  # the policy of a seed's own agent
-
-
-class Book(NamedTuple):
-    """Whose book it is among those of an evaluation; seed: None of a baseline."""
-
-    policy: str
-    seed: int | None = None
-
-
 @dataclass(frozen=True)
 class Backtest:
     """What a policy did over S steps of N assets."""
@@ -66,6 +55,7 @@ class Backtest:
     periods_per_year: float
     execution: Execution | None = None  # [S,N] each; None: at once, without an executor
     budget: BudgetTrack | None = None  # None: nothing limited the real book
+    yardstick: Floats | None = None  # [S] returns that the information ratio is over
 
     @cached_property
     def returns(self) -> Floats:
@@ -101,7 +91,15 @@ class Backtest:
             initial_value=float(self.value[0]),
             times=self.times[1:],
             jumped=None if self.budget is None else self.budget.jumped,
+            yardstick=self.yardstick,
         )
+
+    def against(self, yardstick: Backtest | None) -> Backtest:
+        """The same, measured against another book of the same bars, while this one lasts."""
+        if yardstick is None:
+            return self
+        returns = stack_returns([yardstick.returns], len(self.returns))[:, 0]
+        return replace(self, yardstick=returns)
 
     def equity(self) -> pl.DataFrame:
         """time, value, return (null at the first row), drawdown, cash_share."""

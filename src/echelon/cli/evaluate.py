@@ -61,8 +61,9 @@ def evaluate(
         bool, typer.Option("--csv", help="Write equity and blotter as CSV files too.")
     ] = False,
     ensemble: Annotated[
-        bool, typer.Option("--ensemble", help="Judge the mean of all seeds as one policy, too.")
-    ] = False,
+        bool,
+        typer.Option("--ensemble/--no-ensemble", help="Judge several seeds as one policy, too."),
+    ] = True,
     trust_code: TrustCode = None,
     log_level: Level = "INFO",
 ) -> None:
@@ -175,6 +176,7 @@ def how_sure(run: Path, split: SplitName) -> Iterator[str]:
             f"Sharpe {ratio(seeds['estimate'])} a year; over other seeds, 95 %: "
             f"{ratio(seeds['low'])} to {ratio(seeds['high'])} ({seeds['method']}, n = {seeds['n']})"
         )
+    yield from active_lines(trust, yearly(trust))
     yield from reference_lines(trust.get("reference_policies", {}), yearly(trust))
     deflation, counted = trust["deflation"], trust["registry"]
     if split != "train" and deflation is not None:
@@ -227,6 +229,7 @@ MEASURE_COLUMNS: Mapping[str, MeasureColumn] = {
     "max_drawdown_year": MeasureColumn("worst year\nDD %", True, 1),
     "budget_jumps": MeasureColumn("budget\njumped", False, 0),
     "calmar": MeasureColumn("Calmar", False, 2),
+    "information_ratio": MeasureColumn("inform.\nratio", False, 2),
 }
 """Measures as a table of 80 columns can show them side by side."""
 
@@ -252,9 +255,15 @@ def print_evaluation(result: Evaluation, metrics: tuple[str, ...]) -> None:
     shown = [name for metric in metrics for name in _SHOWN[metric]] + ["turnover_annual"]
     shown += LIMITED if "limits" in facts else ()
     span = f"{facts['split']}: {facts['first']} to {facts['last']}"
-    print_measures(
-        *(f"{span}, fills at {facts['ledger']['fill']}", shown, result, {}), result.ensemble
-    )
+    print_measures(f"{span}, fills at {facts['ledger']['fill']}", shown, result, {})
+    for split, ic in facts.get("forecast", {"rank_ic": {}})["rank_ic"].items():
+        mean, low, high, icir = (
+            "–" if ic[name] is None else f"{ic[name]:.3f}" for name in ("ic", "low", "high", "icir")
+        )
+        typer.echo(
+            f"rank IC of the forecaster, {split}: {mean} (95 %: {low} to {high}), ICIR {icir}, "
+            f"{ic['days']:,} days"
+        )
     if result.reference_policies:
         headings = (MEASURE_COLUMNS[name].heading for name in shown)
         table = number_table("over the same experts", "", *headings)
@@ -270,15 +279,14 @@ def print_measures(
     shown: Sequence[str],
     measures: Evaluation | StitchedMeasures,
     references: Mapping[str, Sequence[Mapping[str, float]]],
-    ensemble: Mapping[str, float] | None = None,
 ) -> None:
     """A table of the agents, their ensemble, rows over their experts, and the baselines."""
     table = number_table(title, "", *(MEASURE_COLUMNS[name].heading for name in shown))
     seeds = list(measures.seeds.values())
     name = "agent, mean" if len(seeds) > 1 else "agent"
     add_mean_rows(table, name, seeds, shown, f"± std of {len(seeds)}")
-    if ensemble is not None:
-        add_mean_rows(table, "ensemble", [ensemble], shown)
+    if measures.ensemble is not None:
+        add_mean_rows(table, "ensemble", [measures.ensemble], shown)
     for row, over_seeds in references.items():
         add_mean_rows(table, ROWS[row], over_seeds, shown)
     for name, values in measures.baselines.items():
@@ -323,7 +331,24 @@ def reference_lines(differences: Mapping[str, Any], annual: float) -> Iterator[s
             yield difference_line(title, span)
 
 
-def difference_line(name: str, span: Span) -> str:
+def active_lines(tree: Mapping[str, Any], annual: float) -> Iterator[str]:
+    """Information ratios over equal weight, the forecast's too; the ensemble vs the baselines."""
+    from echelon.backtest.ensemble import ENSEMBLE
+    from echelon.report.run.trust import span_of
+
+    ratio = MEASURE_COLUMNS["sharpe_annual"].format
+    for who in ("agent", ENSEMBLE, "forecast"):
+        if who in tree.get("active", {}):
+            estimate, low, high = map(ratio, span_of(tree["active"][who], annual))
+            yield (
+                f"information ratio over equal_weight, {who}: {estimate}; over other days, 95 %: "
+                f"{low} to {high}"
+            )
+    for name, both in tree.get("ensemble", {}).items():
+        yield difference_line(name, span_of(both, annual), "ensemble's Sharpe")
+
+
+def difference_line(name: str, span: Span, what: str = "Sharpe") -> str:
     """A difference of Sharpe ratios a year in words."""
     estimate, low, high = map(MEASURE_COLUMNS["sharpe_annual"].format, span)
-    return f"Sharpe vs {name}: {estimate}; over other days, 95 %: {low} to {high}"
+    return f"{what} vs {name}: {estimate}; over other days, 95 %: {low} to {high}"

@@ -276,7 +276,7 @@ def _facts(bundle: Bundle) -> Iterator[tuple[str, str]]:
         yield "factor file", f"{module['path']}, sha256 {module['sha256']}: runs only if trusted"
     rules = bundle.rules
     yield "market", f"preset {rules.get('preset')}, fills at {rules.get('fill')}"
-    if config.train.algo == "HIERARCHY" and bundle.spec["kind"] != "rule":
+    if config.train.algo == "HIERARCHY" and bundle.spec["kind"] not in ("rule", "forecast"):
         yield "risk control", "on" if config.risk.enabled else "off"
 
 

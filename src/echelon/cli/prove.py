@@ -86,6 +86,16 @@ def prove(
     null_draws: Annotated[
         int | None, typer.Option("--null-draws", min=1, help="Draws of the null market.")
     ] = None,
+    null_assets: Annotated[
+        int | None,
+        typer.Option(
+            "--null-assets",
+            min=2,
+            max=1000,
+            help="Assets of the null market, 8 by default; from 50 on it has fewer years, and the "
+            "power is not counted.",
+        ),
+    ] = None,
     workers: options.Workers = None,
     on: options.On = None,
     overwrite: options.Overwrite = False,
@@ -113,7 +123,13 @@ def prove(
     alone = tuple(signal for choice, signal in _SIGNALS.items() if choice in chosen)
     if alone and "planted" not in chosen:
         sizes = replace(sizes, signals=alone)
-    sizes = sizes.adjust(planted_seeds=seeds, n_draws=draws, n_bars=bars, null_draws=null_draws)
+    sizes = sizes.adjust(
+        planted_seeds=seeds,
+        n_draws=draws,
+        n_bars=bars,
+        null_draws=null_draws,
+        null_assets=null_assets,
+    )
     parts = ("prove", config.stem if config is not None else "", "quick" if quick else "")
     directory = output_dir or tree.logging.output_dir / "-".join(filter(None, parts))
     RunDirectory.claim(directory)

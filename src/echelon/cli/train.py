@@ -165,7 +165,8 @@ def _tell_once(run: Path) -> Callable[[int], None]:
     said: list[int] = []
 
     def tell(seed: int) -> None:
-        from echelon.agents.pretraining import read_encoder_document, summary
+        from echelon.agents.foresight import summary
+        from echelon.agents.pretraining import read_encoder_document
         from echelon.training.run import read_learner_facts, seed_directory
 
         if not said:

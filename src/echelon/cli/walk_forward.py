@@ -14,6 +14,7 @@ from echelon.cli.console import add_row, err, number_table, out
 from echelon.cli.evaluate import (
     LIMITED,
     MEASURE_COLUMNS,
+    active_lines,
     difference_line,
     print_measures,
     reference_lines,
@@ -27,7 +28,10 @@ _PlanOnly = Annotated[
     bool, typer.Option("--plan-only", help="Show the folds and stop; nothing is trained.")
 ]
 _MEASURES = ("total_return", "sharpe_annual", "max_drawdown", "turnover_annual")
-_STITCHED = ("annual_return", "sharpe_annual", "calmar", "max_drawdown", "turnover_annual")
+_STITCHED = (
+    *("annual_return", "sharpe_annual", "information_ratio", "max_drawdown"),
+    "turnover_annual",
+)
 
 
 @options.with_run_options
@@ -124,6 +128,7 @@ def _how_sure(statistics: Mapping[str, Any], annual: float) -> Iterator[str]:
     if sharpe is not None and sharpe["low"] is not None:
         bounds = f"{number(sharpe['low'])} to {number(sharpe['high'])}"
         yield f"Sharpe {number(sharpe['estimate'])} a year; over other seeds, 95 %: {bounds}"
+    yield from active_lines(statistics, annual)
     yield from reference_lines(statistics.get("reference_policies", {}), annual)
     for name, both in statistics["differences"].items():
         span = span_of(both, annual)

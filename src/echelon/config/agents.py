@@ -6,17 +6,26 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from echelon.config._base import Section
 from echelon.config.algorithms import AlgorithmName
 from echelon.types import MOST_PROCESSES, MOST_SEEDS
 
 Baseline = Literal[
-    "benchmark", "buy_and_hold", "equal_weight", "min_variance", "hrp", "momentum", "random", "cash"
+    "benchmark",
+    "buy_and_hold",
+    "equal_weight",
+    "min_variance",
+    "hrp",
+    "momentum",
+    "forecast",
+    "random",
+    "cash",
 ]
 SummaryMeasure = Literal["total_return", "sharpe", "volatility", "max_drawdown"]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+TargetKind = Literal["return", "volatility", "rank"]
 
 ENCODERS: Mapping[str, str] = {
     "TimeCNN": "encoders:TimeCNN",
@@ -61,6 +70,9 @@ class ModelConfig(Section):
     """Periods of TimesNet, in bars; empty: the strongest ones of the train window."""
     n_periods: PositiveInt = 3
     """How many periods TimesNet looks for, where `periods` names none."""
+    direct: NonNegativeInt = 0
+    """Width of an MLP that takes the bar's own features past the encoder and is added to the
+    embedding: for features that look back by themselves, such as ranks of factors; 0: none."""
 
 
 class PretrainConfig(Section):
@@ -68,8 +80,17 @@ class PretrainConfig(Section):
 
     enabled: bool = True
     """false: the encoder stays as it was drawn."""
-    horizons: tuple[PositiveInt, ...] = (1, 5, 20)
-    """Bars ahead over which returns and volatilities are predicted."""
+    horizons: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1, 5, 20)
+    """Bars ahead over which the targets are predicted."""
+    targets: Annotated[tuple[TargetKind, ...], Field(min_length=1)] = ("return", "volatility")
+    """What is predicted over each horizon. rank: place of an asset's return from the next fill on
+    among those of all assets; agents on scores (`cross_fit`) take the first target as the one."""
+    loss: Literal["mse", "ic", "pairwise"] = "mse"
+    """What ranks are learned by: squared error; ic: correlation of forecasts and ranks across the
+    assets of a bar; pairwise: which of two assets earns more. The others: by squared error."""
+    cross_fit: Annotated[int, Field(ge=0, le=100)] = 0
+    """Blocks of the train window, each scored by an encoder that was fitted without it. Agents then
+    learn on forecasts, out of fold, in place of embeddings; 0: on embeddings of the one encoder."""
     masked_share: Annotated[float, Field(ge=0, lt=1)] = 0.15
     """Share of a window's rows that are hidden and have to be predicted from the rest; 0: none."""
     epochs: PositiveInt = 20
@@ -84,6 +105,21 @@ class PretrainConfig(Section):
     """Learning rate of Adam."""
     weight_decay: NonNegativeFloat = 1.0e-4
     """Decay of the weights, apart from the gradient (AdamW)."""
+
+    @property
+    def n_targets(self) -> int:
+        return len(self.targets) * len(self.horizons)
+
+    def _contradictions(self) -> Iterator[str]:
+        for name, values in (("targets", self.targets), ("horizons", self.horizons)):
+            if len(set(values)) < len(values):
+                yield f"{name} {list(values)} name one twice; name it once"
+        if self.loss != "mse" and "rank" not in self.targets:
+            yield f"loss={self.loss} is of ranks; add rank to targets {list(self.targets)}"
+        if self.cross_fit == 1:
+            yield "cross_fit=1 leaves nothing to fit on; take 2 blocks or more, or 0"
+        if self.cross_fit and not self.enabled:
+            yield "cross_fit scores rows by fitted encoders; set enabled=true, or cross_fit=0"
 
 
 class LoraConfig(Section):
@@ -259,6 +295,27 @@ class EvalConfig(Section):
     """Past bars min-variance and HRP estimate covariances from."""
     momentum_bars: PositiveInt = 20
     """The momentum baseline buys what rose over this many bars and sells the rest."""
+
+
+class ForecastConfig(Section):
+    """The forecaster: a baseline that learns the ranks of returns, and holds the best."""
+
+    model: Literal["boosting", "ridge"] = "boosting"
+    """boosting: regression trees by LightGBM. ridge: a linear model. Both see the features of the
+    bar of the decision."""
+    horizon: PositiveInt = 5
+    """Bars ahead over which returns are ranked; a tranche decides once in as many."""
+    tranches: PositiveInt = 5
+    """Parts of the book that decide on different bars, so that no weekday is special."""
+    trees: PositiveInt = 150
+    """Trees of `boosting`."""
+
+    def _contradictions(self) -> Iterator[str]:
+        if self.tranches > self.horizon:
+            yield (
+                f"tranches ({self.tranches}) exceeds horizon ({self.horizon}): every tranche has "
+                "a bar of its own among those"
+            )
 
 
 BASELINE_SETTINGS = ("metrics", "baselines", "rebalance_bars", "estimation_bars", "momentum_bars")

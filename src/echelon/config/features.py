@@ -10,6 +10,8 @@ from echelon.config._base import Section
 from echelon.config.code import CodeSection
 
 Periods = tuple[Annotated[int, Field(ge=2)], ...]
+WINDOWS = (5, 10, 20, 30, 60)
+"""Of Qlib's Alpha158."""
 
 
 class IndicatorsConfig(Section):
@@ -59,6 +61,17 @@ class StationaryConfig(Section):
     """Distance of the close to the day's upper and lower price limit, where there are limits."""
 
 
+class CrossSectionConfig(Section):
+    """Every bar's features compared across the symbols that are present and members of it."""
+
+    method: Literal["none", "rank", "zscore"] = "none"
+    """rank: in [−1, 1], ties averaged. zscore: distance to the mean in standard deviations."""
+    of: tuple[str, ...] = ()
+    """Columns to compare, your own factors' too; empty: all but the calendar and exogenous ones."""
+    keep: bool = False
+    """Keep the columns themselves beside their comparison; otherwise they take no room in X."""
+
+
 class FeaturesConfig(CodeSection):
     """Which features make up X[T,N,F]."""
 
@@ -68,6 +81,11 @@ class FeaturesConfig(CodeSection):
     """Technical indicators."""
     stationary: StationaryConfig = StationaryConfig()
     """Returns, volatilities, volume ratios, ranks, distance to limits."""
+    alpha158: bool | Periods = False
+    """Price and volume features as Qlib's Alpha158 defines them: candle shapes, and over each of
+    these windows trend, dispersion, position and volume. true: windows of 5, 10, 20, 30 and 60."""
+    cross_section: CrossSectionConfig = CrossSectionConfig()
+    """Ranks or z-scores of features, bar by bar."""
     calendar: bool = False
     """Day of the week, month and, within the day, time of day, as sines and cosines."""
     modules: tuple[str, ...] = ()
@@ -80,7 +98,14 @@ class FeaturesConfig(CodeSection):
     def wants_stationary(self) -> bool:
         if self.stationary.enabled != "auto":
             return self.stationary.enabled
-        return not (self.ohlcv or self.modules or self.indicators != IndicatorsConfig())
+        others = (self.ohlcv, self.modules, self.alpha158, self.indicators != IndicatorsConfig())
+        return not any(others)
+
+    @property
+    def alpha158_windows(self) -> Periods:
+        if isinstance(self.alpha158, bool):
+            return WINDOWS if self.alpha158 else ()
+        return self.alpha158
 
 
 class NormalizationConfig(Section):

@@ -236,7 +236,7 @@ def _learner_keys(config: Config) -> Iterator[str]:
     if family == "sb3":  # whose networks are its own
         yield "train.books"
         return
-    yield from ("model.d_model", "model.n_layers", "window", "train.books")
+    yield from ("model.d_model", "model.n_layers", "model.direct", "window", "train.books")
     if family == "flat":
         yield from ("model.hidden", "train.rollout_steps", "train.offset_groups")
         return
@@ -277,15 +277,16 @@ def encoder_weights(config: Config) -> int:
     An encoder that is not listed has a first layer.
     """
     features, window, width = _least_features(config), config.window, config.model.d_model
-    layers = config.model.n_layers
+    layers, direct = config.model.n_layers, config.model.direct
+    past = direct * (features + direct + width)
     match config.model.encoder:
         case "TimeCNN":  # three rows at once, twice for the gate
-            return 6 * features * width + (layers - 1) * 6 * width**2
+            return past + 6 * features * width + (layers - 1) * 6 * width**2
         case "Transformer":
-            return (features + window) * width + layers * 8 * width**2
+            return past + (features + window) * width + layers * 8 * width**2
         case "TimesNet":  # nine taps from the width to a quarter of it, and back
-            return (6 * features + window) * width + layers * 18 * width * (width // 4)
-    return features * width
+            return past + (6 * features + window) * width + layers * 18 * width * (width // 4)
+    return past + features * width
 
 
 def _least_features(config: Config) -> int:

@@ -13,6 +13,7 @@ from echelon.config._base import Section
 from echelon.config.agents import (
     EvalConfig,
     ExpertConfig,
+    ForecastConfig,
     Fraction,
     LoggingConfig,
     LoraConfig,
@@ -146,6 +147,8 @@ class Config(Section):
     """A single expert by target weights."""
     eval: EvalConfig = EvalConfig()
     """Backtests."""
+    forecast: ForecastConfig = ForecastConfig()
+    """The forecaster among the baselines."""
     logging: LoggingConfig = LoggingConfig()
     """Where results go."""
     experts: ExpertsConfig = ExpertsConfig()
@@ -164,6 +167,14 @@ class Config(Section):
     """Where work is done."""
     alerts: AlertsConfig = AlertsConfig()
     """Who is told of risk events and of how training ended; no result and no hash depends on it."""
+
+    def _contradictions(self) -> Iterator[str]:
+        if self.lora.enabled and self.pretrain.cross_fit:
+            yield (
+                f"pretrain.cross_fit={self.pretrain.cross_fit} scores each row by an encoder that "
+                "was fitted without it, and lora.enabled=true goes on fitting one on all of them: "
+                "turn one of the two off"
+            )
 
     @field_validator("assets")
     @classmethod

@@ -6,6 +6,7 @@ its last price; nothing is dropped because it has gaps, nothing is ever filled b
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -63,13 +64,24 @@ class Panel:
 
     @cached_property
     def fields(self) -> frozenset[str]:
-        """What the source has, of open, high, low, close, volume, limits and time (of day)."""
+        """What the source has, of open, high, low, close, volume, vwap, limits, time (of day)."""
         have = {f for f in ("open", "high", "low", "volume") if getattr(self, f) is not None}
         if self.band is not None:
             have.add("limits")
         if self.freq != "1d":
             have.add("time")
-        return frozenset(have | {"close"})
+        have.add("close")
+        if self.amount is not None and has_vwap(have, self.price_basis):
+            have.add("vwap")
+        return frozenset(have)
+
+
+def has_vwap(fields: Set[str], price_basis: str) -> bool:
+    """Whether bars with `fields` and traded value have an average price in the unit of the close.
+
+    Adjusted prices do not: traded value and shares are as they were.
+    """
+    return price_basis == "raw" and {"high", "low", "volume"} <= fields
 
 
 def forward_fill(values: Floats, before: Floats | None = None) -> Floats:

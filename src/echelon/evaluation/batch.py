@@ -30,7 +30,7 @@ import polars as pl
 from pydantic import TypeAdapter
 
 from echelon import __version__
-from echelon.backtest.run import Book
+from echelon.backtest.files import Book
 from echelon.config import Config, fingerprint, load_run_config, refuse_places, to_yaml
 from echelon.envs.world import rules_of
 from echelon.errors import EchelonError, StoreError, UsageError, shorten
@@ -85,7 +85,7 @@ class RunBatch(ABC):
     noun: what it is called; stem: the noun in names of files; member: what one run is called
     command: that makes it; results: files in its directory that a new beginning removes
     planned: fields that say what is to be done, in STEM.json
-    split: the window its runs are evaluated on; trust: with trust.json
+    split: the window its runs are evaluated on; trust: with trust.json; ensemble: of its seeds too
     """
 
     noun: ClassVar[str]
@@ -95,6 +95,7 @@ class RunBatch(ABC):
     results: ClassVar[tuple[str, ...]]
     planned: ClassVar[tuple[str, ...]]
     trust: ClassVar[bool] = False
+    ensemble: ClassVar[bool] = False
 
     directory: Path
     base: Config
@@ -369,7 +370,8 @@ def evaluate_runs(
     def evaluate_run(k: int, report: Report, _should_stop: ShouldStop) -> None:
         seeds = tuple(outcome.seed for outcome in course.outcomes[k])
         run = TrainedRun(batch.run(k), batch.members[k].config, seeds)
-        done = evaluate(run, batch.split, trust=batch.trust, past=batch.past(k))
+        past = batch.past(k)
+        done = evaluate(run, batch.split, trust=batch.trust, ensemble=batch.ensemble, past=past)
         report(len(done.seeds))
 
     on_run(0, len(due))

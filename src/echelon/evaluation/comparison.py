@@ -263,12 +263,10 @@ def sharpe_gap(
     returns, others = saved_returns(evaluation, names), saved_returns(reference, [*reference.seeds])
     bars = max(len(returns), len(others))
     mine, theirs = (np.pad(x, ((0, bars - len(x)), (0, 0))) for x in (returns, others))
-    if (claim := compare(mine, theirs, seed)) is None:
+    if (both := compare(mine, theirs, seed)) is None:
         return SharpeGap(math.nan, math.nan, math.nan)
     yearly = math.sqrt(float(evaluation.facts["periods_per_year"]))
-    low = min(claim.single.low, claim.double.low)
-    high = max(claim.single.high, claim.double.high)
-    return SharpeGap(claim.single.estimate * yearly, low * yearly, high * yearly)
+    return SharpeGap(both.single.estimate * yearly, both.low * yearly, both.high * yearly)
 
 
 def saved_returns(evaluation: Evaluation, names: Sequence[str | int]) -> Floats:

@@ -4,8 +4,8 @@ RUN/evaluations/SPLIT/summary.json     measures of all, mean and std over seeds,
 RUN/evaluations/SPLIT/trust.json       what they are worth (see evaluation.trust)
 RUN/evaluations/SPLIT/equity.parquet   and other tables of all backtests: agents, what the seeds of
                                        a hierarchy bring along (population.reference_policies) and
-                                       baselines (see backtest.files), and the ensemble of seeds
-                                       where it was asked for
+                                       baselines (see backtest.files), and the ensemble of several
+                                       seeds where it was asked for
 RUN/evaluations/SPLIT/seed-42.*        of a hierarchy, who was in charge (population.record)
 RUN/executors/NAME/evaluations/SPLIT/  the same with another executor (`TrainedRun.executed_by`)
 """
@@ -19,27 +19,39 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from echelon.backtest.baselines import run_baselines
+from echelon.backtest.baselines import FORECAST, run_baselines
 from echelon.backtest.budget import is_limited
 from echelon.backtest.ensemble import ENSEMBLE, EnsemblePolicy
-from echelon.backtest.files import Tables, read_tables, save_tables, tables_of, tables_of_book
+from echelon.backtest.files import (
+    AGENT,
+    Book,
+    Tables,
+    read_tables,
+    save_tables,
+    tables_of,
+    tables_of_book,
+)
+from echelon.backtest.forecaster import Forecaster, ensure_forecaster, forecast_ic
 from echelon.backtest.policy import Policy
-from echelon.backtest.run import AGENT, Backtest, Book, run_backtest
+from echelon.backtest.run import Backtest, run_backtest
 from echelon.config import Config
 from echelon.envs.world import World
 from echelon.errors import DamagedError, StoreError
+from echelon.evaluation.capacity import capacity_sweep
 from echelon.evaluation.test_access import Look, SplitName
 from echelon.evaluation.trust import (
     AGAIN,
     TRUST,
+    YARDSTICK,
     Count,
     Measured,
     MeasureValues,
+    Number,
     Seed,
     Track,
     assess_trust,
@@ -56,6 +68,35 @@ from echelon.training.run import TrainedRun
 from echelon.types import Floats
 
 _FORMAT = 2
+
+
+class _Choice(TypedDict):
+    top: Count
+    buffer: Number
+    sharpe_annual: Number | None
+    information_ratio: Number | None
+
+
+class _RankIC(TypedDict):
+    ic: Number | None
+    low: Number | None
+    high: Number | None
+    icir: Number | None
+    days: Count
+
+
+class ForecastFacts(TypedDict):
+    """Of the baseline `forecast`: how it was made and is traded, and rank ICs by split."""
+
+    model: Literal["boosting", "ridge"]
+    cells: Count
+    rows: Count
+    top: Count
+    buffer: Number
+    tranches: Count
+    horizon: Count
+    choices: list[_Choice]
+    rank_ic: dict[SplitName, _RankIC]
 
 
 class _Summary(TypedDict):
@@ -77,6 +118,7 @@ class _Summary(TypedDict):
     best_steps: dict[Seed, int]
     seeds: Annotated[dict[Seed, MeasureValues], Field(min_length=1)]
     baselines: dict[str, MeasureValues]
+    forecast: NotRequired[ForecastFacts]
     reference_policies: NotRequired[dict[Seed, dict[str, MeasureValues]]]
     ensemble: NotRequired[MeasureValues]
 
@@ -128,7 +170,7 @@ def evaluate(
     What is tried on validation and each look at the test window go into the registry, the look
     before the window is opened.
     trust: with trust.json (see evaluation.trust); csv: tables that people read as CSV too
-    ensemble: with all seeds as one policy (see backtest.ensemble)
+    ensemble: with several seeds as one policy (see backtest.ensemble), which is what one trades
     alert_callbacks: called with what risk control did to the agents
     past: book → earlier values that its drawdown budget goes on from (see backtest.budget)
     """
@@ -151,7 +193,14 @@ def evaluate(
             for alert in risk_alerts(policy, agent):
                 for callback in alert_callbacks:
                     callback(alert)
-        baselines = run_baselines(world, span, config, past)
+        forecaster = None
+        if FORECAST in config.eval.baselines:
+            data = str(run.prepared.manifest["content_hash"])
+            forecaster = ensure_forecaster(config, world, run.path, data=data)
+        baselines = run_baselines(world, span, config, forecaster, past)
+        yardstick = baselines.get(YARDSTICK)
+        agents = {seed: backtest.against(yardstick) for seed, backtest in agents.items()}
+        baselines = {name: backtest.against(yardstick) for name, backtest in baselines.items()}
         look.note(agents)
         directory = run.home / "evaluations" / split
         reads = 1
@@ -164,11 +213,13 @@ def evaluate(
                 record.write(directory, f"seed-{seed}")
         books = {Book(AGENT, seed): tables_of(backtest) for seed, backtest in agents.items()}
         books |= {Book(name): tables_of(backtest) for name, backtest in baselines.items()}
-        tracks = _backtest_references(policies, world, span, config, books, past)
+        tracks = _backtest_references(policies, world, span, config, books, yardstick, past)
         joined: Backtest | None = None
-        if ensemble:
-            every = EnsemblePolicy(list(policies.values()))
-            joined = run_backtest(every, world, span, config, past=past.get(Book(ENSEMBLE)))
+        trader, traded = next(iter(policies.values())), next(iter(agents.values()))
+        if ensemble and len(policies) > 1:
+            trader = EnsemblePolicy(list(policies.values()))
+            joined = run_backtest(trader, world, span, config, past=past.get(Book(ENSEMBLE)))
+            joined = traded = joined.against(yardstick)
             books[Book(ENSEMBLE)] = tables_of(joined)
         save_tables(directory, books, csv=csv)
         first, last = (world.times[row] for row in (span.start, span.stop - 1))
@@ -195,6 +246,8 @@ def evaluate(
             "seeds": {str(seed): finite_values(b.measures) for seed, b in agents.items()},
             "baselines": {name: finite_values(b.measures) for name, b in baselines.items()},
         }
+        if forecaster is not None:
+            summary["forecast"] = _forecast_facts(forecaster, world, split, config.seed)
         if tracks:
             summary["reference_policies"] = {
                 str(seed): {name: finite_values(track.measures) for name, track in own.items()}
@@ -203,12 +256,31 @@ def evaluate(
         if joined is not None:
             summary["ensemble"] = finite_values(joined.measures)
         if trust:
-            trusted = assess_trust(look, policies, agents, baselines, tracks, past)
+            trusted = assess_trust(look, policies, agents, baselines, tracks, joined, past)
+            if joined is not None or len(policies) == 1:
+                usual = traded if yardstick is not None else None
+                book = Book(AGENT, next(iter(policies))) if joined is None else Book(ENSEMBLE)
+                before = past.get(book), past.get(Book(YARDSTICK))
+                trusted["capacity"] = capacity_sweep(
+                    trader, world, span, config, usual=usual, past=before
+                )
             write_json(directory / TRUST, trusted, sort_keys=True)
         else:
             (directory / TRUST).unlink(missing_ok=True)  # it would be of other agents
         write_json(directory / "summary.json", summary, sort_keys=True)
     return load_evaluation(run.home, split)
+
+
+def _forecast_facts(
+    forecaster: Forecaster, world: World, split: SplitName, seed: int
+) -> dict[str, Any]:
+    """What summary.json says of the forecaster: choices, and rank ICs out of sample."""
+    splits = dict.fromkeys(("valid", split))
+    return {
+        **forecaster.facts,
+        **forecaster.rule._asdict(),
+        "rank_ic": {s: forecast_ic(forecaster, world, world.span(s), seed) for s in splits},
+    }
 
 
 def _backtest_references(
@@ -217,6 +289,7 @@ def _backtest_references(
     span: range,
     config: Config,
     books: dict[Book, Tables],
+    yardstick: Backtest | None,
     past: Mapping[Book, Floats],
 ) -> dict[int, dict[str, Track]]:
     """Backtest what the agents bring along, one at a time; tables and returns are kept."""
@@ -225,6 +298,7 @@ def _backtest_references(
         for name, reference in reference_policies_of(policy).items():
             book = Book(name, seed)
             backtest = run_backtest(reference, world, span, config, past=past.get(book))
+            backtest = backtest.against(yardstick)
             books[book] = tables_of(backtest)
             track = Track(backtest.measures, backtest.returns)
             tracks.setdefault(seed, {})[name] = track

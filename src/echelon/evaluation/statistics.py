@@ -37,12 +37,19 @@ reads one bound only, and returns are skewed. It speaks of other days for these 
 `seed_interval` of other seeds for these days. A series without variance, such as cash, has Sharpe
 ratio 0 and no influence.
 
+**Beyond a baseline** (`active_ratio`). The information ratio is the Sharpe ratio of the active
+return, what the agent earned less what the baseline did on the same date, and so the difference of
+two Sharpe ratios of which cash has the other: the same bootstrap gives its interval.
+
 **A claim** (`judge`) is the one rule that reports and the proving ground apply. It needs all three:
 
 1. the lower 97.5 % bound of the agents' Sharpe ratio over the baseline's lies above 0, with the
-   block length that fits the data;
-2. the same with twice that block length;
+   block length that fits the data and with twice that length;
+2. so does the lower bound of the information ratio over the baseline, at both lengths;
 3. the deflated Sharpe ratio is above 0.95: the search that found the result does not explain it.
+
+Neither ratio is enough. Half a book in cash can have the higher Sharpe ratio and earn less than the
+baseline; a book that is bolder than the baseline earns more in a rising market without any skill.
 """
 
 from __future__ import annotations
@@ -55,6 +62,7 @@ import numpy as np
 from scipy import stats
 
 from echelon.ops.blocks import MIN_BLOCK_PERIODS
+from echelon.ops.measures import active_returns
 from echelon.rng import stream
 from echelon.types import Bools, Floats, Ints
 
@@ -468,18 +476,53 @@ def _spectral_weights(n_dates: int, mean_block: float) -> Floats:
     return np.asarray(np.maximum(weights, 0.0))
 
 
-class Claim(NamedTuple):
+class BothBlocks(NamedTuple):
+    """A difference with the block length that fits the data, and with twice that length."""
+
     single: SharpeDifference
     double: SharpeDifference
+
+    @property
+    def low(self) -> float:
+        """The lower of both lower bounds; NaN where one is."""
+        return float(np.min([part.low for part in self]))
+
+    @property
+    def high(self) -> float:
+        return float(np.max([part.high for part in self]))
+
+
+def at_both_blocks(
+    agents: Floats, baseline: Floats, *, seed: int, replications: int = 2000
+) -> BothBlocks:
+    """`sharpe_difference` of agents[T, S] and baseline[T] or [T, R] at both block lengths."""
+    single = sharpe_difference(agents, baseline, seed=seed, replications=replications)
+    longer = min(2.0 * single.block_length, float(len(baseline)))
+    double = sharpe_difference(agents, baseline, seed=seed, replications=replications, block=longer)
+    return BothBlocks(single, double)
+
+
+def active_ratio(
+    agents: Floats, baseline: Floats, *, seed: int, replications: int = 2000
+) -> BothBlocks:
+    """Mean over seeds of the information ratio of agents[T, S] over baseline[T], per period."""
+    active = active_returns(agents, baseline)
+    return at_both_blocks(active, np.zeros(len(active)), seed=seed, replications=replications)
+
+
+class Claim(NamedTuple):
+    """What `judge` says, and what it rests on: `sharpe` is the difference of Sharpe ratios."""
+
+    sharpe: BothBlocks
+    information: BothBlocks
     made: bool
 
 
 def judge(
     agents: Floats, baseline: Floats, deflated: float, *, seed: int, replications: int = 2000
 ) -> Claim:
-    """Judge agents[T, S] against baseline[T] or [T, R]; what is not a number supports no claim."""
-    single = sharpe_difference(agents, baseline, seed=seed, replications=replications)
-    longer = min(2.0 * single.block_length, float(len(baseline)))
-    double = sharpe_difference(agents, baseline, seed=seed, replications=replications, block=longer)
-    made = single.low > 0.0 and double.low > 0.0 and deflated > DEFLATED_ABOVE
-    return Claim(single, double, made)
+    """Judge agents[T, S] against baseline[T]; what is not a number supports no claim."""
+    sharpe = at_both_blocks(agents, baseline, seed=seed, replications=replications)
+    information = active_ratio(agents, baseline, seed=seed, replications=replications)
+    ahead = sharpe.low > 0.0 and information.low > 0.0
+    return Claim(sharpe, information, ahead and deflated > DEFLATED_ABOVE)

@@ -77,7 +77,14 @@ class Look:
             self.registry.add_trial(self.entry(), times, returns, sharpe)
 
     def rivals(self) -> list[Entry]:
-        """Whose best this one may be: trials on this window, or looks at it; itself included."""
-        if self.split == "test":
-            return self.registry.reads(self.window)
-        return self.registry.trials(self.window)
+        """Whose best this one may be, itself included: trials on this window, or looks at it.
+
+        To choose on the days of a test window is to look at them: a configuration whose validation
+        window shares some counts with the looks, where it is not among them already.
+        """
+        trials = self.registry.trials(self.window)
+        if self.split != "test":
+            return trials
+        looks = self.registry.reads(self.window)
+        counted = {entry.config_hash for entry in looks}
+        return [*looks, *(trial for trial in trials if trial.config_hash not in counted)]

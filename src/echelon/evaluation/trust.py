@@ -4,25 +4,33 @@ trust.json, next to summary.json (Sharpe ratios per period unless the name says 
 
     seeds         mean, interval and interquartile mean of the main measures over the seeds
     differences   to each baseline: Sharpe ratio, studentised interval at two block lengths
+    ensemble      the same of the seeds traded as one book, where that was asked for
+    active        information ratio over equal weight, at two block lengths: of the seeds' mean,
+                  each seed, their ensemble and the other baselines
     reference_policies    of a hierarchy, the same to what is made of its experts (`by_row`); no
                   verdict, claim or count rests on these
     deflation     probability that the Sharpe ratio is above what the best of as many trials shows
                   by chance; the trials come from the registry of the runs
+    active_deflation    the same of the seeds' mean active return over equal weight
     overfitting   probability of backtest overfitting, from 20 configurations on
     superiority   is the best of the trials better than equal weight, given that it is the best?
     costs         the same agents at no costs, at those configured and at twice them
+    capacity      what would be traded, with more money (see evaluation.capacity)
     claim         may an edge over equal weight be claimed? Only ever on the test window
-    verdict       better, worse, indistinguishable, or unproven, for the words of a report
+    verdict       better, worse, calmer (no more earned), indistinguishable, or unproven, for the
+                  words of a report
 
 The deflated Sharpe ratio in a claim is that of the validation window, which chose, by the trials
 counted there up to now: what was tried after this run was evaluated on it counts too. On the test
-window the trials are the looks at it.
+window the trials are the looks at it. The active return is deflated by the looks alone: of earlier
+trials it is not known, as not all of them ran equal weight, and their variance is taken as 1/T.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, NotRequired, TypeAlias
 
@@ -31,21 +39,26 @@ from pydantic import Field, StringConstraints
 from typing_extensions import TypedDict
 
 from echelon.backtest.baselines import run_baselines
+from echelon.backtest.ensemble import ENSEMBLE
+from echelon.backtest.files import AGENT, Book
 from echelon.backtest.policy import Policy
-from echelon.backtest.run import AGENT, Backtest, Book, run_backtest, stack_returns
+from echelon.backtest.run import Backtest, run_backtest, stack_returns
 from echelon.errors import StoreError
 from echelon.evaluation.overfitting import backtest_overfitting, superior_ability
 from echelon.evaluation.statistics import (
-    Claim,
+    DEFLATED_ABOVE,
+    BothBlocks,
     Deflation,
+    active_ratio,
+    at_both_blocks,
     deflate_by_sharpes,
     effective_trials,
     interquartile_mean,
-    judge,
     seed_interval,
 )
 from echelon.evaluation.test_access import Look, SplitName
 from echelon.files import check_tree, finite_or_none, finite_values, read_json
+from echelon.ops.measures import active_returns, sharpe_annual
 from echelon.population.reference_policies import HEDGE, is_expert_key
 from echelon.runs.registry import Entry
 from echelon.training.run import TrainedRun
@@ -59,15 +72,15 @@ COST_FACTORS = (0.0, 1.0, 2.0)
 LEAST_BARS = 60
 """Bars below which nothing is said about differences: there are too few blocks to resample."""
 SEED_MEASURES = (
-    *("sharpe_annual", "total_return", "annual_return", "calmar", "max_drawdown"),
-    "turnover_annual",
+    *("sharpe_annual", "information_ratio", "total_return", "annual_return", "calmar"),
+    *("max_drawdown", "turnover_annual"),
 )
 """Measures with an interval over the seeds."""
 BEST_EXPERT = "best"
 EXPERTS_MEAN = "experts"
 AGAIN = "Run `echelon evaluate` again."
 
-VerdictKey = Literal["better", "undeflated", "worse", "same", "unknown"]
+VerdictKey = Literal["better", "undeflated", "calmer", "worse", "same", "unknown"]
 Number = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]
 """Finite, and so after it is made one of a year."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
@@ -146,6 +159,18 @@ class _CostLine(TypedDict):
     equal_weight_total_return: Number | None
 
 
+class _CapacityLine(TypedDict):
+    factor: Number
+    cash: Number
+    sharpe_annual: Number | None
+    information_ratio: Number | None
+    cost_share: Number | None
+    orders: Count
+    cut: Number | None
+    participation_mean: Number | None
+    participation_95: Number | None
+
+
 class _Claimed(TypedDict):
     deflated: Number | None
     trials: NotRequired[Count | None]
@@ -172,6 +197,10 @@ class _Trust(TypedDict):
     claim: _Claimed
     verdict: _Judged
     reference_policies: NotRequired[dict[str, _BothBlocks]]
+    ensemble: NotRequired[dict[str, _BothBlocks]]
+    active: NotRequired[dict[str, _BothBlocks]]
+    active_deflation: NotRequired[_Deflated | None]
+    capacity: NotRequired[list[_CapacityLine]]
 
 
 def assess_trust(
@@ -180,9 +209,10 @@ def assess_trust(
     agents: Mapping[int, Backtest],
     baselines: Mapping[str, Backtest],
     reference_policies: Mapping[int, Mapping[str, Track]],
-    past: Mapping[Book, Floats],
+    ensemble: Backtest | None = None,
+    past: Mapping[Book, Floats] | None = None,
 ) -> dict[str, Any]:
-    """Everything in trust.json, of backtests just made; `look` has their entry already.
+    """trust.json but for `capacity`, of backtests just made; `look` has their entry already.
 
     past: as of `evaluate`
     """
@@ -190,15 +220,16 @@ def assess_trust(
     returns = stack_returns(b.returns for b in agents.values())
     rates = {b.periods_per_year for b in agents.values()}
     others = {name: stack_returns([b.returns], len(returns))[:, 0] for name, b in baselines.items()}
-    differences = {
-        name: claim for name in others if (claim := compare(returns, others[name], seed))
-    }
+    joined = None if ensemble is None else stack_returns([ensemble.returns], len(returns))
+    compared = compare_books(dict(zip(agents, returns.T, strict=True)), joined, others, seed)
     rivals = look.rivals()
     reads = look.registry.reads(look.window)
     deflation = _deflate(look, rivals, returns.mean(axis=1))
     chosen = _chosen_by(look, deflation)
-    strictest = _strictest(look, chosen, deflation)
-    said = verdict(look.split, differences.get(YARDSTICK), strictest)
+    looks = 1 if deflation is None else deflation.n_trials
+    active = deflate_active(returns.mean(axis=1), others.get(YARDSTICK), looks)
+    strictest = stricter(_strictest(look, chosen, deflation), active)
+    said = compared.verdict(look.split, strictest)
     return {
         "format": _FORMAT,
         "split": look.split,
@@ -210,11 +241,12 @@ def assess_trust(
             "runs": len({entry.run for entry in reads}),
         },
         "seeds": {"n": len(agents), "measures": {m: _interval(agents, m) for m in SEED_MEASURES}},
-        "differences": {name: both_blocks(claim) for name, claim in differences.items()},
+        **compared.tree(),
         "deflation": None if deflation is None else finite_values(deflation._asdict()),
+        "active_deflation": None if active is None else finite_values(active._asdict()),
         **_over_trials(look, rivals, others.get(YARDSTICK)),
         **reference_differences(returns, reference_policies, seed),
-        "costs": _cost_sweep(look, policies, agents, baselines, past),
+        "costs": _cost_sweep(look, policies, agents, baselines, past or {}),
         "claim": {
             "made": said == "better",
             "deflated": _probability(chosen),
@@ -226,16 +258,88 @@ def assess_trust(
     }
 
 
-def verdict(split: str, difference: Claim | None, deflated: float | None) -> VerdictKey:
-    """What may be said of the agents vs the yardstick; both block lengths must agree."""
-    if difference is None:
+@dataclass(frozen=True)
+class ComparedBooks:
+    """What a series of days says of books: see `compare_books`. Empty where there are too few."""
+
+    differences: Mapping[str, BothBlocks]
+    ensemble: Mapping[str, BothBlocks]
+    active: Mapping[str, BothBlocks]
+
+    def tree(self) -> dict[str, Any]:
+        parts = {name: getattr(self, name) for name in ("differences", "ensemble", "active")}
+        return {
+            name: {who: both_blocks(both) for who, both in part.items()}
+            for name, part in parts.items()
+            if part or name != "ensemble"
+        }
+
+    def verdict(self, split: str, deflated: float | None) -> VerdictKey:
+        return verdict(split, self.differences.get(YARDSTICK), self.active.get(AGENT), deflated)
+
+
+def compare_books(
+    agents: Mapping[int, Floats], ensemble: Floats | None, others: Mapping[str, Floats], seed: int
+) -> ComparedBooks:
+    """Compare agents[T] by seed, and their ensemble[T,1], with baselines[T] by name.
+
+    differences, ensemble: Sharpe ratio of the agents' mean, and of the ensemble, to each baseline
+    active: information ratio over the yardstick, by book
+    """
+    returns = np.column_stack(list(agents.values()))
+    if len(returns) < LEAST_BARS:
+        return ComparedBooks({}, {}, {})
+    books = {AGENT: returns} | ({} if ensemble is None else {ENSEMBLE: ensemble})
+    differences, joint = (
+        {name: at_both_blocks(books[who], theirs, seed=seed) for name, theirs in others.items()}
+        if who in books
+        else {}
+        for who in (AGENT, ENSEMBLE)
+    )
+    yardstick = others.get(YARDSTICK)
+    if yardstick is None:
+        return ComparedBooks(differences, joint, {})
+    if len(agents) > 1:
+        books |= {f"seed-{s}": own[:, None] for s, own in agents.items()}
+    books |= {name: own[:, None] for name, own in others.items() if name != YARDSTICK}
+    active = {who: active_ratio(own, yardstick, seed=seed) for who, own in books.items()}
+    return ComparedBooks(differences, joint, active)
+
+
+def verdict(
+    split: str, sharpe: BothBlocks | None, active: BothBlocks | None, deflated: float | None
+) -> VerdictKey:
+    """What may be said of the agents vs the yardstick; both block lengths must agree.
+
+    sharpe: difference of Sharpe ratios; active: information ratio
+    """
+    if sharpe is None or active is None:
         return "unknown"
-    if min(difference.single.low, difference.double.low) > 0.0:
-        sure = split == "test" and deflated is not None and deflated > 0.95
+    if sharpe.low > 0.0:
+        if not active.low > 0.0:
+            return "calmer"
+        sure = split == "test" and deflated is not None and deflated > DEFLATED_ABOVE
         return "better" if sure else "undeflated"
-    if max(difference.single.high, difference.double.high) < 0.0:
-        return "worse"
-    return "same"
+    return "worse" if sharpe.high < 0.0 else "same"
+
+
+def deflate_active(returns: Floats, yardstick: Floats | None, n_trials: int) -> Deflation | None:
+    """Deflate the information ratio of returns[T] over yardstick[T] by so many trials.
+
+    None where there is no yardstick or there are too few bars. Trials are taken as independent and
+    as good as this one, with the least variance that `deflate_by_sharpes` takes.
+    """
+    if yardstick is None or len(returns) < LEAST_BARS:
+        return None
+    active = active_returns(returns, yardstick)
+    ratio = sharpe_annual(active, 1.0)
+    return deflate_by_sharpes(active, [ratio if math.isfinite(ratio) else 0.0] * n_trials)
+
+
+def stricter(deflated: float | None, active: Deflation | None) -> float | None:
+    """The lower of two deflated ratios; None where one is not known."""
+    other = _probability(active)
+    return None if deflated is None or other is None else min(deflated, other)
 
 
 class ClaimBasis(NamedTuple):
@@ -272,17 +376,14 @@ def read_saved(path: Path, kind: type, number: int) -> dict[str, Any]:
     return tree
 
 
-def both_blocks(claim: Claim) -> dict[str, Any]:
+def both_blocks(both: BothBlocks) -> dict[str, Any]:
     """A difference at both block lengths, as JSON has it."""
-    blocks = {"single": claim.single, "double": claim.double}
-    return {name: finite_values(at_block._asdict()) for name, at_block in blocks.items()}
+    return {name: finite_values(part._asdict()) for name, part in both._asdict().items()}
 
 
-def compare(returns: Floats, baseline: Floats, seed: int) -> Claim | None:
-    """`judge` without a deflated ratio, claiming nothing; None where there are too few bars."""
-    if len(returns) < LEAST_BARS:
-        return None
-    return judge(returns, baseline, math.nan, seed=seed)
+def compare(returns: Floats, baseline: Floats, seed: int) -> BothBlocks | None:
+    """Difference of Sharpe ratios at both block lengths; None where there are too few bars."""
+    return None if len(returns) < LEAST_BARS else at_both_blocks(returns, baseline, seed=seed)
 
 
 def by_row(
@@ -328,9 +429,9 @@ def reference_differences(
     if not reference_policies:
         return {}
     differences = {
-        name: both_blocks(claim)
+        name: both_blocks(both)
         for name, theirs in reference_returns(reference_policies, len(returns)).items()
-        if (claim := compare(returns, theirs, seed))
+        if (both := compare(returns, theirs, seed))
     }
     return {"reference_policies": differences}
 
@@ -443,7 +544,7 @@ def _cost_sweep(
                 for s, p in policies.items()
             }
             yardstick = config.model_copy(update={"eval": only})
-            theirs = run_baselines(world, span, yardstick, past)[YARDSTICK]
+            theirs = run_baselines(world, span, yardstick, past=past)[YARDSTICK]
         line: dict[str, Any] = {"factor": factor}
         for name in ("sharpe_annual", "total_return"):
             line[name] = _interval(mine, name)

@@ -3,8 +3,9 @@
     DIR/base.yaml               the configuration
     DIR/walk_forward.json       the folds, for going on later; at the end also what they came to
     DIR/folds/NAME/             a run directory like any other
-    DIR/walk_forward.csv, .parquet    every measure, by fold and stitched, of agents and baselines
-                                and of a hierarchy's reference policies
+    DIR/walk_forward.csv, .parquet    every measure, by fold, stitched, by calendar year and from
+                                each year to the end: of agents, their ensemble, baselines
+                                and a hierarchy's reference policies
     DIR/stitched.csv, .parquet  time, fold, and returns of each of them, one after another
     DIR/splits.png              the windows
     DIR/report/report.html      all of it as a page
@@ -21,6 +22,12 @@ return per fold is not in the series. Under a drawdown budget or a target volati
 and past are carried from fold to fold (`past`), so that the stitched path keeps the budget. Costs
 are the sum over the folds, and their share is that sum over the money of one.
 
+Beside all of it stands every calendar year of the stitched series by itself, and what is left of it
+from the first day of each year: no span is picked, so none can be picked for its result.
+
+The `ensemble` trades the folds' seeds as one book (backtest.ensemble): what one would trade. Each
+fold's evaluation runs it, so it is one more backtest a fold, and kept as the others are.
+
 Of a hierarchy's experts the mean is shown and no best one, which would be chosen after the fact: an
 expert of one fold has nothing but its number from that of another.
 """
@@ -36,16 +43,23 @@ import numpy as np
 import polars as pl
 
 from echelon.backtest.budget import is_limited
-from echelon.backtest.run import AGENT, Book
+from echelon.backtest.ensemble import ENSEMBLE
+from echelon.backtest.files import AGENT, Book
 from echelon.config import Config
 from echelon.data.build import PanelRequest, panel_times
 from echelon.data.datasets import ensure_dataset
 from echelon.data.store import Store
 from echelon.evaluation.batch import BatchMember, Course, RunBatch, evaluations_of, write_table
+from echelon.evaluation.capacity import mean_capacity
 from echelon.evaluation.evaluate import Evaluation, load_evaluation
 from echelon.evaluation.folds import Fold, plan_folds
-from echelon.evaluation.statistics import deflate_by_sharpes, seed_interval
-from echelon.evaluation.test_access import SplitName
+from echelon.evaluation.statistics import (
+    active_ratio,
+    at_both_blocks,
+    deflate_by_sharpes,
+    seed_interval,
+)
+from echelon.evaluation.test_access import Look, SplitName
 from echelon.evaluation.trust import (
     LEAST_BARS,
     YARDSTICK,
@@ -53,14 +67,16 @@ from echelon.evaluation.trust import (
     Track,
     both_blocks,
     by_row,
-    compare,
+    compare_books,
+    deflate_active,
     load_trust,
     reference_differences,
-    verdict,
+    stricter,
 )
 from echelon.files import finite_values
 from echelon.ops.measures import LABELS, Costs, mean_std, measure, sharpe_annual
-from echelon.types import Floats, Times
+from echelon.training.run import TrainedRun
+from echelon.types import Bools, Floats, Times
 
 STITCHED = "stitched"
 _T = TypeVar("_T")
@@ -92,7 +108,7 @@ class WalkForward(RunBatch):
     noun = command = "walk-forward"
     stem = "walk_forward"
     member = "fold"
-    trust = True
+    trust = ensemble = True
     results = (
         *("walk_forward.csv", "walk_forward.parquet", "stitched.csv", "stitched.parquet"),
         *("splits.png", "report/report.html", "report/report.zh.html"),
@@ -122,6 +138,7 @@ class WalkForward(RunBatch):
         last = folds[-1]
         books = [Book(AGENT, seed) for seed in last.seeds] + [Book(name) for name in last.baselines]
         books += [Book(n, seed) for seed, own in last.reference_policies.items() for n in own]
+        books += [] if last.ensemble is None else [Book(ENSEMBLE)]
         return {book: _chain([fold.tables(*book).equity for fold in folds]) for book in books}
 
     def summarise(self, course: Course) -> WalkForwardResult:
@@ -133,10 +150,14 @@ class WalkForward(RunBatch):
         if stitched is not None:
             loaded = (load_trust(self.run(k), self.split) for k in range(len(self.folds)))
             trusts = [trust for trust in loaded if trust is not None]
-            looks = max((trust["registry"]["reads"] for trust in trusts), default=1)
-            sweeps = [trust["costs"] for trust in trusts]
-            sure = statistics(stitched, self.base.seed, looks=looks, sweeps=sweeps)
+            # As counted now: who looked at these days since a fold was evaluated counts too.
+            looks = max(len(Look.back(run, self.split).rivals()) for run in self.trained_runs())
+            sure = statistics(stitched, self.base.seed, looks=looks, trusts=trusts)
         return WalkForwardResult(self.folds, evaluations, problems, stitched, sure)
+
+    def trained_runs(self) -> Iterator[TrainedRun]:
+        for k, member in enumerate(self.members):
+            yield TrainedRun(self.run(k), member.config, self.seeds)
 
     def save_result(self, result: WalkForwardResult) -> None:
         done: dict[str, Any] = {}
@@ -158,7 +179,8 @@ class WalkForwardResult:
     def frame(self) -> pl.DataFrame:
         """A line per fold and per seed, mean of the seeds (with std) and baseline; then stitched.
 
-        who: `agent` (the mean over seeds), `seed-42`, a baseline, `hedge`, `seed-42-hedge`, …
+        fold: its name, `stitched`, or of the stitched series `year-2017` and `from-2017`
+        who: `agent` (the mean over seeds), `ensemble`, `seed-42`, a baseline, `hedge`, …
         """
         lines: list[dict[str, object]] = []
         for fold in self.folds:
@@ -176,6 +198,9 @@ class WalkForwardResult:
             first, last = self.stitched.days
             about = {"fold": STITCHED, "first": first, "last": last, "problem": ""}
             lines += _lines(about, self.stitched.measures)
+            for name, span in self.stitched.spans.items():
+                about = {"fold": name, "first": span.first, "last": span.last, "problem": ""}
+                lines += _lines(about, span.measures)
         return pl.DataFrame(lines, schema=_SCHEMA)
 
     def write(self, directory: Path) -> None:
@@ -222,9 +247,10 @@ def _lines(
             line |= finite_values({name: value.mean, f"{name}_std": value.std})
         return line
 
+    joined = {} if own.ensemble is None else {ENSEMBLE: own.ensemble}
     return [
         mean(AGENT, list(own.seeds.values())),
-        *singles(_name_seeds(own.seeds) | dict(own.baselines)),
+        *singles(joined | _name_seeds(own.seeds) | dict(own.baselines)),
         *(mean(who, every) for who, every in by_row(own.reference_policies).items()),
         *singles(_name_references(own.reference_policies)),
     ]
@@ -234,11 +260,24 @@ class StitchedMeasures(NamedTuple):
     seeds: Mapping[int, Measured]
     baselines: Mapping[str, Measured]
     reference_policies: Mapping[int, Mapping[str, Measured]]
+    ensemble: Measured | None = None
+
+
+class Span(NamedTuple):
+    """A part of the stitched series. rows: of it; first, last: its days"""
+
+    rows: slice
+    first: str
+    last: str
+    measures: StitchedMeasures
 
 
 @dataclass(frozen=True)
 class Stitched:
-    """Test windows one after another: times[T], folds[T] and returns of books in all folds."""
+    """Test windows one after another: times[T], folds[T] and returns of books in all folds.
+
+    spans: `year-2017`, a calendar year alone, and `from-2017`, from its first day to the end
+    """
 
     times: Times
     folds: tuple[str, ...]
@@ -246,11 +285,12 @@ class Stitched:
     baselines: Mapping[str, Track]
     reference_policies: Mapping[int, Mapping[str, Track]]
     periods_per_year: float
+    ensemble: Track | None = None
+    spans: Mapping[str, Span] = field(default_factory=dict)
 
     @property
     def days(self) -> tuple[str, str]:
-        first, last = (str(self.times[k].astype("datetime64[D]")) for k in (0, -1))
-        return first, last
+        return _days(self.times)
 
     @property
     def measures(self) -> StitchedMeasures:
@@ -261,30 +301,35 @@ class Stitched:
                 s: {n: track.measures for n, track in own.items()}
                 for s, own in self.reference_policies.items()
             },
+            None if self.ensemble is None else self.ensemble.measures,
         )
+
+    def tracks_by_name(self) -> dict[str, Track]:
+        """Tracks of seeds, ensemble and baselines by name."""
+        joined = {} if self.ensemble is None else {ENSEMBLE: self.ensemble}
+        return _name_seeds(self.seeds) | joined | dict(self.baselines)
 
     def frame(self) -> pl.DataFrame:
         """time, fold, and a column of returns for each seed, baseline and reference policy."""
-        tracks = _name_seeds(self.seeds) | dict(self.baselines)
-        tracks |= _name_references(self.reference_policies)
+        tracks = self.tracks_by_name() | _name_references(self.reference_policies)
         returns = {name: track.returns for name, track in tracks.items()}
         return pl.DataFrame({"time": self.times, "fold": self.folds, **returns})
 
     def tree(self) -> dict[str, Any]:
         first, last = self.days
-        seeds, baselines, reference_policies = self.measures
-        books = _name_seeds(seeds) | dict(baselines)
         tree = {
             "first": first,
             "last": last,
             "periods": len(self.times),
             "periods_per_year": self.periods_per_year,
-            "measures": {name: finite_values(values) for name, values in books.items()},
+            "measures": {
+                name: finite_values(t.measures) for name, t in self.tracks_by_name().items()
+            },
         }
-        if reference_policies:
+        if self.reference_policies:
             tree["reference_policies"] = {
-                str(seed): {name: finite_values(values) for name, values in own.items()}
-                for seed, own in reference_policies.items()
+                str(seed): {name: finite_values(track.measures) for name, track in own.items()}
+                for seed, own in self.reference_policies.items()
             }
         return tree
 
@@ -296,6 +341,11 @@ def _chain(tables: Sequence[pl.DataFrame]) -> Floats:
         marks = table.select("value", "unscaled").to_numpy()
         chained = np.concatenate([chained, marks[1:] / marks[0] * chained[-1]])
     return chained
+
+
+def _days(times: Times) -> tuple[str, str]:
+    first, last = (str(times[k].astype("datetime64[D]")) for k in (0, -1))
+    return first, last
 
 
 def stitch(evaluations: Mapping[str, Evaluation]) -> Stitched:
@@ -312,89 +362,168 @@ def stitch(evaluations: Mapping[str, Evaluation]) -> Stitched:
     books = [*(Book(AGENT, seed) for seed in seeds), *map(Book, baselines)]
     windows = []  # [T] times of each fold's returns, as the book that lasted longest has them
     for e in every:
-        times = (e.tables(*book).equity["time"][1:].to_numpy() for book in books)
-        windows.append(max(times, key=len))
+        own = (e.tables(*book).equity["time"][1:].to_numpy() for book in books)
+        windows.append(max(own, key=len))
+    times, lengths = np.concatenate(windows), [len(w) for w in windows]
     rate = float(every[0].facts["periods_per_year"])
-    lengths = [len(w) for w in windows]
 
-    def join(policy: str, seed: int | None = None) -> Track:
-        return _join([e.tables(policy, seed).equity for e in every], windows, rate)
+    def join(policy: str, seed: int | None = None) -> _Series:
+        return _join([e.tables(policy, seed).equity for e in every], windows)
+
+    agents = {seed: join(AGENT, seed) for seed in seeds}
+    others = {name: join(name) for name in baselines}
+    references = {s: {n: join(n, s) for n in names} for s, names in shared.items() if names}
+    joined = None if any(e.ensemble is None for e in every) else join(ENSEMBLE)
+    yardstick = others.get(YARDSTICK)
+
+    def track(series: _Series) -> Track:
+        return Track(series.measures(slice(None), rate, yardstick), series.returns)
+
+    def measures(rows: slice) -> StitchedMeasures:
+        return StitchedMeasures(
+            {s: own.measures(rows, rate, yardstick) for s, own in agents.items()},
+            {n: own.measures(rows, rate, yardstick) for n, own in others.items()},
+            {},
+            None if joined is None else joined.measures(rows, rate, yardstick),
+        )
 
     return Stitched(
-        np.concatenate(windows),
+        times,
         tuple(fold for fold, n in zip(evaluations, lengths, strict=True) for _ in range(n)),
-        {seed: join(AGENT, seed) for seed in seeds},
-        {name: join(name) for name in baselines},
-        {seed: {n: join(n, seed) for n in names} for seed, names in shared.items() if names},
+        {seed: track(own) for seed, own in agents.items()},
+        {name: track(own) for name, own in others.items()},
+        {s: {n: track(own) for n, own in theirs.items()} for s, theirs in references.items()},
         rate,
+        None if joined is None else track(joined),
+        {n: Span(rows, *_days(times[rows]), measures(rows)) for n, rows in _spans(times).items()},
     )
 
 
-def _join(tables: Sequence[pl.DataFrame], windows: Sequence[Times], rate: float) -> Track:
-    """One series of a book's folds, at the times[T] of each, and its measures.
+def _spans(times: Times) -> dict[str, slice]:
+    """Rows of each calendar year, then from each but the first to the end; none of one year."""
+    years = times.astype("datetime64[Y]")
+    known, first = np.unique(years, return_index=True)
+    if len(known) < 2:
+        return {}
+    ends = [*first[1:].tolist(), len(times)]
+    rows = dict(zip(known, zip(first.tolist(), ends, strict=True), strict=True))
+    alone = {f"year-{year}": slice(*of) for year, of in rows.items()}
+    return alone | {f"from-{year}": slice(of[0], None) for year, of in list(rows.items())[1:]}
 
-    rate: periods a year
+
+class _Series(NamedTuple):
+    """A book's folds as one series. returns, traded, exposure[T], costs[T,3]; cash: at first
+
+    times[T]: when each return ended; jumped[T]: its drawdown budget was jumped, None: it has none
     """
-    lengths, times = [len(window) for window in windows], np.concatenate(windows)
+
+    times: Times
+    returns: Floats
+    traded: Floats
+    exposure: Floats
+    costs: Floats
+    cash: float
+    jumped: Bools | None
+
+    def measures(self, rows: slice, rate: float, yardstick: _Series | None) -> dict[str, float]:
+        """Of some rows. rate: periods a year"""
+        return measure(
+            self.returns[rows],
+            periods_per_year=rate,
+            turnover=self.traded[rows],
+            exposure=self.exposure[rows],
+            costs=Costs(*self.costs[rows].sum(axis=0).tolist()),
+            initial_value=self.cash,
+            times=self.times[rows],
+            jumped=None if self.jumped is None else self.jumped[rows],
+            yardstick=None if yardstick is None else yardstick.returns[rows],
+        )
+
+
+def _join(tables: Sequence[pl.DataFrame], windows: Sequence[Times]) -> _Series:
+    """One series of a book's folds, at the times[T] of each."""
 
     def join(parts: Iterable[pl.Series]) -> Floats:
         arrays = [part.to_numpy().astype(np.float64) for part in parts]
-        padded = [np.pad(a, (0, n - len(a))) for a, n in zip(arrays, lengths, strict=True)]
+        padded = [np.pad(a, (0, len(w) - len(a))) for a, w in zip(arrays, windows, strict=True)]
         return np.concatenate(padded)  # nothing, after a ruin
 
-    returns = join(table["return"][1:] for table in tables)
-    limited = "budget_jumped" in tables[0].columns
     costs = [
-        sum(float(table[part].sum()) for table in tables)
-        for part in ("commission", "stamp", "slippage")
+        join(table[part][1:] for table in tables) for part in ("commission", "stamp", "slippage")
     ]
-    measures = measure(
-        returns,
-        periods_per_year=rate,
-        turnover=join(table["traded"][1:] for table in tables),
-        exposure=join(1.0 - table["cash_share"][:-1].cast(pl.Float64) for table in tables),
-        costs=Costs(*costs),
-        initial_value=float(tables[0]["value"][0]),
-        times=times,
-        jumped=join(t["budget_jumped"][1:] for t in tables) > 0.0 if limited else None,
+    limited = "budget_jumped" in tables[0].columns
+    return _Series(
+        np.concatenate(windows),
+        join(table["return"][1:] for table in tables),
+        join(table["traded"][1:] for table in tables),
+        join(1.0 - table["cash_share"][:-1].cast(pl.Float64) for table in tables),
+        np.column_stack(costs),
+        float(tables[0]["value"][0]),
+        join(table["budget_jumped"][1:] for table in tables) > 0.0 if limited else None,
     )
-    return Track(measures, returns)
 
 
 def statistics(
-    stitched: Stitched, seed: int, *, looks: int, sweeps: Sequence[Sequence[Mapping[str, Any]]]
+    stitched: Stitched, seed: int, *, looks: int, trusts: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """How sure the stitched result is: over the seeds, against the baselines, after the looks.
 
     looks: how often these test windows were looked at, this time included; the trials of the
            deflated Sharpe ratio, taken as independent ones
-    sweeps: the cost sweep of each fold, as trust.json has it, of which `costs` are the means
+    trusts: trust.json of each fold, of whose cost and capacity sweeps the means are shown
     """
     ratios = [track.measures["sharpe_annual"] for track in stitched.seeds.values()]
     interval = seed_interval(ratios)._asdict() if np.isfinite(ratios).all() else None
-    agents = np.column_stack([track.returns for track in stitched.seeds.values()])
-    mean = agents.mean(axis=1)
+    agents = {s: track.returns for s, track in stitched.seeds.items()}
+    others = {name: track.returns for name, track in stitched.baselines.items()}
+    joined = None if stitched.ensemble is None else stitched.ensemble.returns[:, None]
+    compared = compare_books(agents, joined, others, seed)
+    returns = np.column_stack(list(agents.values()))
+    mean = returns.mean(axis=1)
     deflation = None
     if len(mean) >= LEAST_BARS:
         # The Sharpe ratios of earlier looks are not known here, so that of all is this one's, and
         # their variance is the least that `deflate_by_sharpes` takes.
         deflation = deflate_by_sharpes(mean, [sharpe_annual(mean, 1.0)] * looks)
-    claims = {
-        name: claim
-        for name, track in stitched.baselines.items()
-        if (claim := compare(agents, track.returns, seed))
-    }
+    active = deflate_active(mean, others.get(YARDSTICK), looks)
     references = stitched.reference_policies
-    deflated = None if deflation is None else deflation.probability
+    deflated = stricter(None if deflation is None else deflation.probability, active)
     return {
         "sharpe_annual": None if interval is None else finite_values(interval),
-        "differences": {name: both_blocks(claim) for name, claim in claims.items()},
-        **(reference_differences(agents, references, seed) if deflation else {}),
+        **compared.tree(),
+        **(reference_differences(returns, references, seed) if deflation else {}),
+        "from": _from_each_year(stitched, seed),
         "deflation": None if deflation is None else finite_values(deflation._asdict()),
+        "active_deflation": None if active is None else finite_values(active._asdict()),
         "looks": looks,
-        "costs": _mean_sweep(sweeps),
-        "verdict": {"key": verdict("test", claims.get(YARDSTICK), deflated), "baseline": YARDSTICK},
+        "costs": _mean_sweep([trust["costs"] for trust in trusts]),
+        "capacity": mean_capacity([trust.get("capacity", ()) for trust in trusts]),
+        "verdict": {"key": compared.verdict("test", deflated), "baseline": YARDSTICK},
     }
+
+
+def _from_each_year(stitched: Stitched, seed: int) -> dict[str, dict[str, Any]]:
+    """Year → of the agents' mean and of the ensemble, from its first day to the end of the series.
+
+    information, sharpe: ratio over the yardstick, and difference of Sharpe ratios to it
+    """
+    if YARDSTICK not in stitched.baselines:
+        return {}
+    books = {AGENT: np.column_stack([track.returns for track in stitched.seeds.values()])}
+    if stitched.ensemble is not None:
+        books[ENSEMBLE] = stitched.ensemble.returns[:, None]
+    theirs = stitched.baselines[YARDSTICK].returns
+    lines: dict[str, dict[str, Any]] = {}
+    for name, span in stitched.spans.items():
+        if name.startswith("from-") and len(theirs[span.rows]) >= LEAST_BARS:
+            lines[name.removeprefix("from-")] = {
+                who: {
+                    kind: both_blocks(ratio(own[span.rows], theirs[span.rows], seed=seed))
+                    for kind, ratio in (("information", active_ratio), ("sharpe", at_both_blocks))
+                }
+                for who, own in books.items()
+            }
+    return lines
 
 
 def _mean_sweep(sweeps: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:

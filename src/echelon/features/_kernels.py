@@ -544,6 +544,32 @@ def relative_value(state: Floats, on: Bools, out: Floats, value: Floats) -> None
 
 
 @_compiled
+def standard_rows(values: Floats, mask: Bools) -> Floats:
+    """Each row's masked, non-NaN values less their mean, over their standard deviation (divisor n).
+
+    values, mask: [T,N] → [T,N]; 0 where masked out, NaN, or where they do not differ.
+    """
+    out = np.zeros(values.shape)
+    for t in range(values.shape[0]):
+        m, total, squares = 0, 0.0, 0.0
+        for n in range(values.shape[1]):
+            if mask[t, n] and not np.isnan(values[t, n]):
+                m += 1
+                total += values[t, n]
+        mean = total / max(m, 1)
+        for n in range(values.shape[1]):
+            if mask[t, n] and not np.isnan(values[t, n]):
+                squares += (values[t, n] - mean) ** 2
+        if squares <= 1e-24 * m * mean * mean:
+            continue
+        deviation = math.sqrt(squares / m)
+        for n in range(values.shape[1]):
+            if mask[t, n] and not np.isnan(values[t, n]):
+                out[t, n] = (values[t, n] - mean) / deviation
+    return out
+
+
+@_compiled
 def rank_rows(values: Floats, mask: Bools) -> Floats:
     """Rank of each row's masked, non-NaN values, ties averaged, mapped to [−1, 1].
 

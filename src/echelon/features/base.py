@@ -12,7 +12,7 @@ rest: alignment, gaps, warm-up, masks, scaling, the leakage check.
         out[20:] = bars.close[20:] / bars.close[:-20] - 1
         return out
 
-Rank features compare symbols with one another on one day; see `CrossSection`.
+Ranks and z-scores compare symbols with one another on one bar; see `CrossSection`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 from echelon.types import Floats, Times
 
 Group = Literal["OHLCV", "indicators", "stationary", "calendar", "custom", "exogenous"]
-Field = Literal["open", "high", "low", "close", "volume", "limits", "time"]
+Field = Literal["open", "high", "low", "close", "volume", "vwap", "limits", "time"]
 """What a feature may need of a source; time: bars that have a time of day."""
 
 
@@ -41,6 +41,8 @@ class Bars:
     that wrote into its input would change the next one's.
 
     value: traded value in money (price × volume), also called `volume`
+    vwap: average price of the bar's trades, traded value over shares; where that is not a price of
+        the bar (no trade, another unit) the mean of high, low and close stands in
     limit_up, limit_down: the day's limits before rounding, in the same unit; NaN: no limit
     raw_close: the close as the source has it. Its *level* is not point-in-time for adjusted
         sources: use it only in ratios within one day.
@@ -55,6 +57,7 @@ class Bars:
     value: Floats | None = None
     limit_up: Floats | None = None
     limit_down: Floats | None = None
+    vwap: Floats | None = None
 
     def __post_init__(self) -> None:
         # A kernel answers NaN with NaN ever after; here it is caught at the door.
@@ -151,11 +154,17 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class CrossSection:
-    """A feature across the symbols of one bar: the rank of `base` among members, in [−1, 1]."""
+    """A feature across the symbols of one bar: `base` compared among its present members.
+
+    method: its rank in [−1, 1], or its distance to their mean in their standard deviations
+    replaces: `base` itself is no column of X
+    """
 
     name: str
     base: str
     group: Group = "stationary"
+    method: Literal["rank", "zscore"] = "rank"
+    replaces: bool = False
 
 
 FeatureSpec = Feature | CrossSection

@@ -1,12 +1,13 @@
 """From a panel to features: the one path that prepare, the leakage check and live share.
 
-1. `FeaturePlan` fixes the columns: time-series features, ranks over them, exogenous series.
+1. `FeaturePlan` fixes the columns: time-series features, their ranks or z-scores, exogenous series.
 2. Each symbol's own bars, gaps removed and anchored at its first close, go through every
    time-series feature; values land on the bar's row, and days without a bar get the last value
    again (or zero, as the feature says).
 3. A symbol is present once its longest feature has warmed up, until it delists. Rows of an
    absent symbol are zero.
-4. Ranks compare the present members of one bar.
+4. Ranks and z-scores compare the present members of one bar. Their column holds what they are made
+   of until then, so that a feature which they replace takes no room.
 5. Moments over the train rows, present symbols only, make the scaler.
 
 X [T,N,F] is a file, written by assets and then rewritten by time (`GridFile`): indicators are
@@ -21,6 +22,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +32,12 @@ from echelon.config import Config
 from echelon.data.exogenous import Exogenous, join_all
 from echelon.data.panel import Panel
 from echelon.errors import FeatureError
-from echelon.features._kernels import rank_rows, relative_value
+from echelon.features._kernels import rank_rows, relative_value, standard_rows
 from echelon.features.base import Bars, CrossSection, Feature, FeatureSpec, Group
 from echelon.features.registry import run
 from echelon.features.scaler import RunningMoments
 from echelon.files import Closing
-from echelon.types import Bools, Floats, Floats32
+from echelon.types import Bools, Floats, Floats32, Ints
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +45,19 @@ SymbolProgress = Callable[[int, int], None]
 """Called with (symbols done, symbols in all)."""
 
 
+ACROSS: Mapping[str, Callable[[Floats, Bools], Floats]] = {
+    "rank": rank_rows,
+    "zscore": standard_rows,
+}
+"""How the symbols of a bar are compared: (values [T,N], mask [T,N]) → [T,N]."""
+
+
 @dataclass(frozen=True)
 class FeaturePlan:
-    """The columns of X, in order: first time-series features, then ranks, then exogenous ones."""
+    """The columns of X, in order: time-series features, those across symbols, exogenous ones.
+
+    A time-series feature that a comparison across symbols replaces is computed, but is no column.
+    """
 
     series: tuple[Feature, ...]
     ranks: tuple[CrossSection, ...]
@@ -71,20 +83,36 @@ class FeaturePlan:
     @property
     def names(self) -> tuple[str, ...]:
         """Column names [F]."""
-        series = (name for f in self.series for name in f.names)
-        return (*series, *(r.name for r in self.ranks), *self.exogenous)
+        return (*self._kept, *(r.name for r in self.ranks), *self.exogenous)
+
+    @cached_property
+    def sources(self) -> Ints:
+        """Which computed column each column of X is made of, the exogenous ones apart."""
+        place = {name: k for k, name in enumerate(self._computed)}
+        bases = (*self._kept, *(r.base for r in self.ranks))
+        return np.array([place[name] for name in bases], dtype=np.int64)
+
+    @property
+    def _computed(self) -> tuple[str, ...]:
+        return tuple(name for f in self.series for name in f.names)
+
+    @property
+    def _kept(self) -> tuple[str, ...]:
+        replaced = {r.base for r in self.ranks if r.replaces}
+        return tuple(name for name in self._computed if name not in replaced)
 
     @property
     def groups(self) -> tuple[Group, ...]:
         """Group of each column [F]."""
-        series = (f.group for f in self.series for _ in f.names)
+        series = {name: f.group for f in self.series for name in f.names}
         exogenous: tuple[Group, ...] = tuple("exogenous" for _ in self.exogenous)
-        return (*series, *(r.group for r in self.ranks), *exogenous)
+        return (*(series[n] for n in self._kept), *(r.group for r in self.ranks), *exogenous)
 
     @property
     def lookbacks(self) -> dict[str, int]:
         series = {name: f.lookback for f in self.series for name in f.names}
-        return series | {r.name: series[r.base] for r in self.ranks}
+        kept = {name: series[name] for name in self._kept}
+        return kept | {r.name: series[r.base] for r in self.ranks}
 
     @property
     def warmup(self) -> int:
@@ -94,6 +122,10 @@ class FeaturePlan:
 
 MONEY = ("close", "open", "high", "low", "volume", "amount", "pre_close", "band")
 """Grids of a panel that the fields of `Bars` are made of."""
+
+
+_VWAP_SLACK = 1e-3
+"""How far beyond a bar's low and high the mean price of its trades may be, by rounding."""
 
 
 def bars_of(panel: Panel, n: int, relative: Floats | None = None) -> tuple[Bars, np.ndarray]:
@@ -107,7 +139,7 @@ def bars_of(panel: Panel, n: int, relative: Floats | None = None) -> tuple[Bars,
         unit *= panel.factor[rows, n]
     grids = {name: getattr(panel, name) for name in MONEY}
     raw = {name: grid[rows, n] for name, grid in grids.items() if grid is not None}
-    fields = anchor_fields(raw, unit)
+    fields = anchor_fields(raw, unit, vwap="vwap" in panel.fields)
     if values_are_relative(panel):
         out = np.empty((1, len(rows), 1))
         state = np.zeros((1, 2)) if relative is None else relative
@@ -116,10 +148,11 @@ def bars_of(panel: Panel, n: int, relative: Floats | None = None) -> tuple[Bars,
     return Bars(times=panel.times[rows], **fields), rows
 
 
-def anchor_fields(raw: Mapping[str, Floats], unit: Floats) -> dict[str, Floats]:
+def anchor_fields(raw: Mapping[str, Floats], unit: Floats, *, vwap: bool) -> dict[str, Floats]:
     """The fields of `Bars` from bars as the source has them, element by element.
 
     raw: one symbol's bars [L] or one bar of all symbols [N]; unit: 1 / anchor × factor, as long
+    vwap: whether they have an average price
     """
     fields = {name: raw[name] * unit for name in ("close", "open", "high", "low") if name in raw}
     fields["raw_close"] = raw["close"]
@@ -127,6 +160,14 @@ def anchor_fields(raw: Mapping[str, Floats], unit: Floats) -> dict[str, Floats]:
         fields["value"] = raw["amount"]
     elif "volume" in raw:
         fields["value"] = raw["close"] * raw["volume"]
+    if vwap:
+        traded = raw["volume"] > 0
+        price = np.divide(raw["amount"], raw["volume"], where=traded, out=raw["close"].copy())
+        price *= unit
+        high, low, close = fields["high"], fields["low"], fields["close"]
+        typical = (high + low + close) / 3.0
+        within = traded & (price >= low * (1 - _VWAP_SLACK)) & (price <= high * (1 + _VWAP_SLACK))
+        fields["vwap"] = np.where(within, price, typical)
     if "band" in raw and "pre_close" in raw:
         reference = raw["pre_close"] * unit
         fields["limit_up"] = reference * (1 + raw["band"])
@@ -181,7 +222,6 @@ def compute(
     first_row: panel row at which X begins; earlier rows only warm features up
     train: rows of X (not of the panel) the moments are taken over
     """
-    n_series = sum(len(f.names) for f in plan.series)
     shape = (panel.shape[0] - first_row, panel.shape[1], len(plan.names))
     present = np.zeros(shape[:2], dtype=np.bool_)
     with GridFile(path, shape) as grid:
@@ -189,12 +229,13 @@ def compute(
             block = np.zeros((shape[0], len(assets), shape[2]), dtype=np.float32)
             some = _assets(panel, assets)
             for k, n in enumerate(assets):
-                block[:, k, :n_series], present[:, n] = symbol_features(some, k, plan, first_row)
+                computed, present[:, n] = symbol_features(some, k, plan, first_row)
+                block[:, k, : len(plan.sources)] = computed[:, plan.sources]
             grid.write_assets(assets, block)
             if progress is not None:
                 progress(assets.stop, shape[1])
         member = panel.member[first_row:]
-        column = {name: k for k, name in enumerate(plan.names)}
+        compared = range(len(plan.sources) - len(plan.ranks), len(plan.sources))
         moments = RunningMoments.none(shape[2])
         unfinished = bool(plan.ranks) or exogenous is not None
         for rows in grid.time_blocks():
@@ -203,9 +244,9 @@ def compute(
                 continue
             block = grid.read_rows(rows)
             here = slice(rows.start, rows.stop)
-            for spec in plan.ranks:
-                base = block[:, :, column[spec.base]].astype(np.float64)
-                block[:, :, column[spec.name]] = rank_rows(base, present[here] & member[here])
+            for column, spec in zip(compared, plan.ranks, strict=True):
+                base = block[:, :, column].astype(np.float64)
+                block[:, :, column] = ACROSS[spec.method](base, present[here] & member[here])
             if exogenous is not None:
                 # Unknown values are NaN here: they do not count in the scaler and scale to zero.
                 values = exogenous.values[first_row + rows.start : first_row + rows.stop]

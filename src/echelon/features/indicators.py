@@ -1,4 +1,4 @@
-"""Every feature that Echelon ships: OHLCV, technical indicators, the stationary set, the calendar.
+"""Every feature that Echelon ships: OHLCV, indicators, the stationary set, alpha158, the calendar.
 
 Each is a compiled kernel (`_kernels`), the same for history and stream. Prices come in units
 of the symbol's first close, so lines and bands (moving averages, MACD, ATR, Bollinger, Ichimoku,
@@ -29,7 +29,7 @@ from typing import Literal
 import numpy as np
 
 from echelon.config.features import FeaturesConfig, IndicatorsConfig, StationaryConfig
-from echelon.features import _kernels
+from echelon.features import _alpha158, _kernels
 from echelon.features.base import Bars, CrossSection, Feature, FeatureSpec, Field, Group, Kernel
 from echelon.types import Floats
 
@@ -54,6 +54,7 @@ def shipped_features(config: FeaturesConfig) -> tuple[FeatureSpec, ...]:
         *(ohlcv_features() if config.ohlcv else ()),
         *indicator_features(config.indicators),
         *(stationary_features(config.stationary) if config.wants_stationary else ()),
+        *alpha158_features(config.alpha158_windows),
         *(calendar_features() if config.calendar else ()),
     )
 
@@ -255,6 +256,44 @@ def limit_distance() -> Feature:
     fields = ("close", "limit_up", "limit_down")
     kernel = Kernel(_kernels.limit_room, 0, fields, (NO_LIMIT,))
     return _feature(names, 1, ("close", "limits"), kernel, group="stationary")
+
+
+def alpha158_features(windows: tuple[int, ...]) -> tuple[Feature, ...]:
+    """Qlib's Alpha158 under its names: candle shapes, price ratios, and windows of closes, ranges,
+    traded value and both; none without windows.
+
+    Its `$open`, `$high`, `$low`, `$close`, `$vwap` are our prices in units of the first close and
+    its `$volume` is traded value, which splits leave alone. No column has a unit. Bars that Qlib
+    has no number for, or an infinite one, have one here: see the kernels.
+    """
+    if not windows:
+        return ()
+    prices: tuple[Field, ...] = ("open", "high", "low", "close")
+    shapes = _names("KMID KLEN KMID2 KUP KUP2 KLOW KLOW2 KSFT KSFT2 OPEN0 HIGH0 LOW0")
+    candle = Kernel(_alpha158.candle_shapes, 0, prices)
+    vwap = Kernel(_alpha158.price_ratio, 0, ("vwap", "close"))
+    features = [_feature(shapes, 1, prices, candle, group="stationary")]
+    features.append(_feature(("VWAP0",), 1, ("vwap", "close"), vwap, group="stationary"))
+    for w in windows:
+        trends = "ROC MA STD BETA RSQR RESI QTLU QTLD RANK CNTP CNTN CNTD SUMP SUMN SUMD"
+        closes = Kernel(_alpha158.close_windows, 1 + w, ("close",), (w,))
+        ranges = Kernel(_alpha158.range_windows, 2 * w - 1, ("high", "low", "close"), (w,))
+        volumes = Kernel(_alpha158.volume_windows, 1 + w, ("value",), (w, VOLUME_FLOOR))
+        pairs = ("close", "value")
+        both = Kernel(_alpha158.price_volume_windows, 1 + 2 * w, pairs, (w, VOLUME_FLOOR))
+        parts: tuple[tuple[str, int, tuple[Field, ...], Kernel], ...] = (
+            (trends, w + 1, ("close",), closes),
+            ("MAX MIN RSV IMAX IMIN IMXD", w, ("high", "low", "close"), ranges),
+            ("CORR CORD WVMA", w + 1, ("close", "volume"), both),
+            ("VMA VSTD VSUMP VSUMN VSUMD", w + 1, ("volume",), volumes),
+        )
+        for names, lookback, needs, kernel in parts:
+            features.append(_feature(_names(names, w), lookback, needs, kernel, group="stationary"))
+    return tuple(features)
+
+
+def _names(stems: str, window: int | None = None) -> tuple[str, ...]:
+    return tuple(f"{stem}{window or ''}" for stem in stems.split())
 
 
 def calendar_features() -> tuple[Feature, ...]:

@@ -27,7 +27,7 @@ from echelon.config.code import describe_file
 from echelon.data.build import PanelRequest, build_panel, has_limits
 from echelon.data.datasets import ensure_dataset
 from echelon.data.importing import ImportReport
-from echelon.data.panel import Panel, forward_fill
+from echelon.data.panel import Panel, forward_fill, has_vwap
 from echelon.data.store import Manifest, Store, digest_code, digest_of
 from echelon.errors import DataError, SourceError, StoreError, UsageError
 from echelon.features.cache import Cache, empty_directory, open_caches
@@ -196,6 +196,8 @@ def _fetch(caches: Sequence[Cache], key: str, staging: Path) -> int | None:
 def panel_fields(config: Config, info: SourceInfo) -> frozenset[str]:
     """Fields a panel of such a dataset will have, without building it."""
     fields = set(info.fields) & {"open", "high", "low", "close", "volume"}
+    if "amount" in info.fields and has_vwap(fields, info.price_basis):
+        fields.add("vwap")
     if has_limits(config.data.limits, info):
         fields.add("limits")
     if info.freq != "1d":

@@ -23,7 +23,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 
 from echelon.config.code import RunCode, line_in, read_user_file, run_user_file
-from echelon.config.features import FeaturesConfig
+from echelon.config.features import CrossSectionConfig, FeaturesConfig
 from echelon.errors import FeatureError
 from echelon.features.base import Bars, Compute, CrossSection, Feature, FeatureSpec, Field, Group
 from echelon.features.indicators import shipped_features
@@ -65,7 +65,7 @@ def factor(
 
     lookback: bars up to and including the current one that the value needs; after them every
         value must be a finite number
-    needs: the fields it reads, of open, high, low, close, volume, limits and time; each is an
+    needs: the fields it reads, of open, high, low, close, volume, vwap, limits and time; each is an
         attribute of `bars` under that name, the others are None
     names: its columns, if there are several or the function's name will not do
     on_gap: what a day without a bar gets: the last value again ("carry") or "zero"
@@ -93,9 +93,12 @@ def factor(
 
 
 def select(config: FeaturesConfig, fields: frozenset[str]) -> Selection:
-    """Return the features `config` asks for that a source with `fields` can give, ranks last."""
+    """Return the features `config` asks for that a source with `fields` can give.
+
+    What compares symbols comes last.
+    """
     shipped = shipped_features(config)
-    names = [name for spec in shipped for name in column_names(spec)]
+    names = _columns(shipped)
     for name in names:
         if names.count(name) > 1:
             raise FeatureError(
@@ -114,6 +117,7 @@ def select(config: FeaturesConfig, fields: frozenset[str]) -> Selection:
         else:
             kept.append(spec)
     left_out = tuple(LeftOut(name, lacks) for name, lacks in missing.items())
+    kept = _compare_symbols(config.cross_section, kept, [*names, *_columns(custom)])
     if not kept:
         if left_out:
             why = "; ".join(map(str, left_out))
@@ -122,9 +126,52 @@ def select(config: FeaturesConfig, fields: frozenset[str]) -> Selection:
             )
         raise FeatureError(
             "the configuration names no feature. Set features.ohlcv, features.indicators, "
-            "features.stationary.enabled or features.modules."
+            "features.stationary.enabled, features.alpha158 or features.modules."
         )
     return Selection(tuple(kept), left_out)
+
+
+def _columns(specs: Iterable[FeatureSpec]) -> list[str]:
+    return [name for spec in specs for name in column_names(spec)]
+
+
+def _compare_symbols(
+    config: CrossSectionConfig, specs: list[FeatureSpec], known: Sequence[str]
+) -> list[FeatureSpec]:
+    """Add what `config` compares, where it is not compared already; known: all columns' names.
+
+    Those of its columns that do not stay give their place in X to their comparison.
+    """
+    if config.method == "none":
+        return specs
+    for name in config.of:
+        if name not in known:
+            raise FeatureError(
+                f"features.cross_section.of names {name!r}, which is no column. "
+                f"{_near(name, known)}"
+            )
+    chosen: dict[str, CrossSection] = {}
+    for spec in specs:
+        if isinstance(spec, Feature) and (config.of or spec.group != "calendar"):
+            for base in spec.names:
+                if not config.of or base in config.of:
+                    name = f"{config.method}_{base}"
+                    parts = spec.group, config.method, not config.keep
+                    chosen[name] = CrossSection(name, base, *parts)
+    clash = sorted(
+        name for spec in specs if isinstance(spec, Feature) for name in spec.names if name in chosen
+    )
+    if clash:
+        raise FeatureError(
+            f"feature {clash[0]!r} occurs twice: features.cross_section makes a column of that "
+            "name. Rename the factor, or leave its base out of features.cross_section.of."
+        )
+    return [*(spec for spec in specs if column_names(spec)[0] not in chosen), *chosen.values()]
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known) or 'none'}."
 
 
 def column_names(spec: FeatureSpec) -> tuple[str, ...]:
@@ -216,10 +263,9 @@ def _choose_factors(features: tuple[Feature, ...], wanted: tuple[str, ...]) -> t
     known = {name: f for f in features for name in (getattr(f.compute, "__name__", ""), *f.names)}
     for name in wanted:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known) or 'none'}."
             raise FeatureError(
-                f"features.custom names {name!r}, which no file of features.modules has. {hint}"
+                f"features.custom names {name!r}, which no file of features.modules has. "
+                f"{_near(name, known)}"
             )
     chosen = [known[name] for name in wanted]
     return tuple(f for f in features if any(f is c for c in chosen))
@@ -248,7 +294,7 @@ def _check_declaration(function: str, feature: Feature) -> None:
 
 _HELD_BY: Mapping[Field, Sequence[str]] = {
     **{"open": ("open",), "high": ("high",), "low": ("low",)},
-    **{"volume": ("value",), "limits": ("limit_up", "limit_down")},
+    **{"volume": ("value",), "vwap": ("vwap",), "limits": ("limit_up", "limit_down")},
 }
 """What a feature may need → the fields of `Bars` it reads then."""
 

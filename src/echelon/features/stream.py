@@ -4,7 +4,7 @@
    does, and keeps the state that it leaves.
 2. `push` anchors the bars of one row, refuses what cannot be (and then changes nothing), steps each
    kernel once for all symbols that have a bar, and carries the others' values along.
-3. Absent symbols are zeroed, ranks and exogenous values join, the fitted scaler scales.
+3. Absent symbols are zeroed, ranks, z-scores and exogenous values join, the fitted scaler scales.
 
 A user's factor has no kernel: it is computed over its last `lookback` bars, through the same `run`.
 One that answers otherwise over its whole history, a recursion say, cannot be streamed and is
@@ -22,9 +22,10 @@ import numpy as np
 from echelon.data.panel import Panel
 from echelon.data.stream import StreamState, check_arrays
 from echelon.errors import DataError, FeatureError, StoreError
-from echelon.features._kernels import rank_rows, relative_value
+from echelon.features._kernels import relative_value
 from echelon.features.base import Bars, Feature
 from echelon.features.engine import (
+    ACROSS,
     MONEY,
     FeaturePlan,
     anchor_fields,
@@ -36,8 +37,8 @@ from echelon.features.scaler import Scaler
 from echelon.types import Bools, Floats, Floats32
 
 _NEVER = np.iinfo(np.int64).min
-_FIELDS = ("close", "raw_close", "open", "high", "low", "value", "limit_up", "limit_down")
-_POSITIVE = ("close", "raw_close", "open", "high", "low")
+_FIELDS = ("close", "raw_close", "open", "high", "low", "value", "vwap", "limit_up", "limit_down")
+_POSITIVE = ("close", "raw_close", "open", "high", "low", "vwap")
 _LEAST, _MOST = 1e-30, 1e30
 """Anchored prices and values within: their squares and ratios stay finite numbers."""
 
@@ -78,8 +79,11 @@ class FeatureStream:
         longest = max((f.lookback for f in self._factors), default=0)
         self._windows = {name: np.full((n, longest), np.nan) for name in _FIELDS}
         self._window_times = np.zeros((n, longest), dtype=np.int64)
-        column = {name: k for k, name in enumerate(plan.names)}
-        self._bases = [column[rank.base] for rank in plan.ranks]
+        first = len(plan.sources) - len(plan.ranks)
+        self._across = {
+            method: [first + k for k, rank in enumerate(plan.ranks) if rank.method == method]
+            for method in dict.fromkeys(rank.method for rank in plan.ranks)
+        }
         zero = [f.on_gap == "zero" for f in plan.series for _ in f.names]
         self._carried = ~np.array(zero, dtype=np.bool_)
         self._lay_out(n, width)
@@ -154,7 +158,8 @@ class FeatureStream:
         if row.factor is not None:
             unit = unit * row.factor[0]
         grids = {name: getattr(row, name) for name in MONEY}
-        fields = anchor_fields({k: g[0] for k, g in grids.items() if g is not None}, unit)
+        raw = {k: g[0] for k, g in grids.items() if g is not None}
+        fields = anchor_fields(raw, unit, vwap="vwap" in row.fields)
         relative = None
         if values_are_relative(row):
             relative, out = self._relative.copy(), np.empty((len(on), 1, 1))
@@ -183,15 +188,14 @@ class FeatureStream:
 
     def _assemble(self, row: Panel, on: Bools, exogenous: Floats | None) -> FeatureRow:
         """Mask, rank, join and scale."""
-        width = self._carry.shape[1]
         present = row.present[0] & (self._bars >= self.plan.warmup)
         x = np.zeros((len(on), len(self.plan.names)), dtype=np.float32)
         shown = present[:, None] & (on[:, None] | self._carried)
-        np.copyto(x[:, :width], self._carry, where=shown)
-        if self._bases:
-            base = x[:, self._bases].T.astype(np.float64, order="C")
+        x[:, : len(self.plan.sources)] = np.where(shown, self._carry, 0)[:, self.plan.sources]
+        for method, columns in self._across.items():
+            base = x[:, columns].T.astype(np.float64, order="C")
             mask = np.tile(present & row.member[0], (len(base), 1))
-            x[:, width : width + len(base)] = rank_rows(base, mask).T
+            x[:, columns] = ACROSS[method](base, mask).T
         if exogenous is not None and self.plan.exogenous:
             known = np.where(present[:, None], exogenous, 0.0)
             x[:, -known.shape[1] :] = known

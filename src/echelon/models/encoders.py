@@ -6,9 +6,12 @@ the W rows `x[k : k+W]` only: it is what an agent may know at the close of row `
 long stretch equals encoding each window by itself, and assets do not see one another here.
 
 A new encoder is a file here, with a class over `Encoder`, and its line in `config.agents.ENCODERS`.
+Two things may be put behind any of them (`JoinedEncoder`): with `model.direct` an MLP on the bar's
+own features, added to the embedding of the window; with `pretrain.cross_fit` the head, so that the
+embedding is the forecasts themselves (`Scores`), compared across the assets of their bar.
 
 Axes: `G` groups of books (each at its own time offset), `S` rows of a stretch, `W` window,
-`N` assets, `F` features, `D` embedding.
+`N` assets, `F` features, `D` embedding, `H` hidden width, `K` targets.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as fn
@@ -57,12 +61,27 @@ def init_linear(layer: nn.Linear, gain: float = 1.0) -> nn.Linear:
     return layer
 
 
+class Fold(NamedTuple):
+    """Rows of the train window, and an encoder that was fitted without them."""
+
+    rows: range
+    encoder: Encoder
+
+
 class Encoder(nn.Module, ABC):
-    """Market features (F) to embeddings (D), one per bar and asset, each of W bars (`window`)."""
+    """Market features (F) to embeddings (D), one per bar and asset, each of W bars (`window`).
+
+    looks: whether `fit` has something to choose
+    folds: who encodes rows of the train window in place of this encoder, which was fitted on them
+        (`pretrain.cross_fit`); tables follow them. No part of the state: a bundle needs none
+    """
+
+    looks = False
 
     def __init__(self, config: Config, n_features: int) -> None:
         """Weights come from torch's global generator, which the caller seeds."""
         super().__init__()
+        self.folds: tuple[Fold, ...] = ()
         self.n_features = n_features
         self.d_model = config.model.d_model
         self.window = config.window
@@ -281,8 +300,102 @@ def _split_heads(x: Tensor) -> Tensor:
     return x.view(*x.shape[:2], _HEADS, -1).transpose(1, 2)
 
 
+class JoinedEncoder(Encoder):
+    """An encoder of the window, and what is made of its embedding and the bar's own features."""
+
+    def __init__(self, config: Config, inner: Encoder, join: nn.Module, d_model: int) -> None:
+        """join: (z[.., N, D], x[.., N, F]) -> [.., N, d_model], bar by bar"""
+        super().__init__(config, inner.n_features)
+        self.inner, self.join, self.d_model = inner, join, d_model
+        self.looks = inner.looks
+
+    def fit(self, x: Tensor) -> None:
+        self.inner.fit(x)
+
+    def for_export(self) -> nn.Module:
+        """As of any encoder."""
+        return _JoinedGraph(self.inner.for_export(), self.join)
+
+    def _encode(self, x: Tensor) -> Tensor:
+        z = self.inner(x)
+        joined: Tensor = self.join(z, x.narrow(-3, self.window - 1, z.shape[-3]))
+        return joined
+
+
+class _JoinedGraph(nn.Module):
+    """A joined encoder as a module of windows: see `Encoder.for_export`."""
+
+    def __init__(self, inner: nn.Module, join: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.join = inner, join
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x[B, W, N, F] -> z[B, N, D]."""
+        z: Tensor = self.join(self.inner(x), x[:, -1])
+        return z
+
+
+class DirectFeatures(nn.Module):
+    """An MLP on the features of a bar, added to the embedding of its window.
+
+    Features that look back by themselves, such as ranks of factors, say more at the bar than a
+    window of them: through convolutions they arrive late, and only in part.
+    """
+
+    def __init__(self, n_features: int, hidden: int, d_model: int) -> None:
+        super().__init__()
+        self.first = init_linear(nn.Linear(n_features, hidden), math.sqrt(2))
+        self.second = init_linear(nn.Linear(hidden, hidden), math.sqrt(2))
+        self.last = init_linear(nn.Linear(hidden, d_model))
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        """(z[.., N, D], x[.., N, F]) -> [.., N, D]."""
+        h: Tensor = self.last(fn.relu(self.second(fn.relu(self.first(x)))))
+        return z + h
+
+
+class Scores(nn.Module):
+    """Forecasts of the targets, brought to mean 0 and deviation 1 across the assets of a bar.
+
+    An absent asset has no features, so all of them are zero, and its scores are zero too.
+    """
+
+    def __init__(self, d_model: int, n_targets: int) -> None:
+        super().__init__()
+        self.ahead = nn.Linear(d_model, n_targets)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        """(z[.., N, D], x[.., N, F]) -> [.., N, K]."""
+        present = x.ne(0.0).any(-1, keepdim=True)
+        count = present.sum(-2, keepdim=True).clamp(min=1)
+        said: Tensor = self.ahead(z)
+        mean = torch.where(present, said, 0.0).sum(-2, keepdim=True) / count
+        centred = torch.where(present, said - mean, 0.0)
+        spread = (centred.square().sum(-2, keepdim=True) / count).sqrt()
+        return centred / spread.clamp(min=1e-6)
+
+
 def build_encoder(config: Config, n_features: int) -> Encoder:
     """The encoder that `config.model` asks for; `fit` it before its first use, or load a state."""
     module, _, name = ENCODERS[config.model.encoder].partition(":")
     kind: type[Encoder] = getattr(importlib.import_module(f"echelon.models.{module}"), name)
-    return kind(config, n_features)
+    encoder, direct = kind(config, n_features), config.model.direct
+    if not direct:
+        return encoder
+    join = DirectFeatures(n_features, direct, encoder.d_model)
+    return JoinedEncoder(config, encoder, join, encoder.d_model)
+
+
+def served_width(config: Config) -> int:
+    """D of what agents on a pre-trained encoder see of an asset: scores, or an embedding."""
+    pretrain = config.pretrain
+    return pretrain.n_targets if pretrain.cross_fit else config.model.d_model
+
+
+def build_served(config: Config, n_features: int) -> Encoder:
+    """What agents stand on that take a pre-trained encoder: with cross-fitting its forecasts."""
+    encoder = build_encoder(config, n_features)
+    if not config.pretrain.cross_fit:
+        return encoder
+    width = served_width(config)
+    return JoinedEncoder(config, encoder, Scores(encoder.d_model, width), width)

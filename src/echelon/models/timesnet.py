@@ -92,6 +92,7 @@ class TimesNet(Encoder):
     `state_dict`, so a checkpoint carries those its weights were trained with
     """
 
+    looks = True
     periods: Tensor
 
     def __init__(self, config: Config, n_features: int) -> None:

@@ -70,6 +70,18 @@ def sharpe_annual(returns: Floats, periods_per_year: float) -> float:
     return _ratio(mean, volatility_period(returns)) * math.sqrt(_rate(periods_per_year))
 
 
+def active_returns(returns: Floats, yardstick: Floats) -> Floats:
+    """Returns[T] or [T,S] less yardstick[T], exactly 0 where a series differs by rounding only."""
+    active = (returns.T - yardstick).T
+    scale = float(np.abs(returns).max(initial=0.0) + np.abs(yardstick).max(initial=0.0))
+    return np.asarray(np.where(np.abs(active).max(axis=0) > 1e-12 * scale, active, 0.0))
+
+
+def information_ratio(returns: Floats, yardstick: Floats, periods_per_year: float) -> float:
+    """The annual Sharpe ratio of what returns[T] are above yardstick[T]; 0 where they are it."""
+    return sharpe_annual(active_returns(_series(returns), _series(yardstick)), periods_per_year)
+
+
 def sortino_annual(returns: Floats, periods_per_year: float) -> float:
     """Mean / downside deviation · √periods_per_year; inf if no return is negative.
 
@@ -161,6 +173,7 @@ def measure(
     initial_value: float,
     times: Times | None = None,
     jumped: Bools | None = None,
+    yardstick: Floats | None = None,
 ) -> dict[str, float]:
     """Every measure of returns[T]; `LABELS` says how each prints.
 
@@ -169,6 +182,7 @@ def measure(
     initial_value: what the book began with, in the money of `costs`
     times[T]: when each return ended; None: all in one year
     jumped[T]: the drawdown went beyond the budget; None: there is no budget
+    yardstick[T]: returns that the information ratio is over; None: it is NaN
     """
     cost = costs.commission + costs.stamp + costs.slippage
     return {
@@ -178,6 +192,9 @@ def measure(
         "volatility_annual": volatility_annual(returns, periods_per_year),
         "sharpe_period": sharpe_period(returns),
         "sharpe_annual": sharpe_annual(returns, periods_per_year),
+        "information_ratio": math.nan
+        if yardstick is None
+        else information_ratio(returns, yardstick, periods_per_year),
         "sortino_annual": sortino_annual(returns, periods_per_year),
         "calmar": calmar(returns, periods_per_year),
         "max_drawdown": max_drawdown(returns),

@@ -38,7 +38,7 @@ from echelon.cluster import freeze
 from echelon.config import Config
 from echelon.envs.world import World
 from echelon.errors import StoreError
-from echelon.models.encoders import build_encoder
+from echelon.models.encoders import build_served
 from echelon.ops.information import quality_gate
 from echelon.ops.measures import sharpe_annual
 from echelon.population import measurement
@@ -149,7 +149,7 @@ class HierarchyLearner(Learner):
         cls, config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str
     ) -> HierarchyPolicy:
         with torch.random.fork_rng(devices=[]):  # drawing weights would move the caller's generator
-            base = build_encoder(config, n_features)
+            base = build_served(config, n_features)
         base.load_state_dict(below_prefix("encoder.", weights))
         n_experts = config.experts.n_experts
         experts = [

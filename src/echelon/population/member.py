@@ -41,7 +41,7 @@ from echelon.config import Config
 from echelon.envs.act import Holdings, weights_of_actions
 from echelon.envs.world import World
 from echelon.errors import TrainingError
-from echelon.models.encoders import Encoder, build_encoder
+from echelon.models.encoders import Encoder, build_served
 from echelon.models.expert import ExpertActor
 from echelon.ops.squashed import by_source
 from echelon.population.expert_reward import ExpertReward
@@ -130,7 +130,8 @@ def new_tables(
     tables = (EmbeddingTable(world, encoder.d_model, table_file(directory, "train")),)
     if tables[0].covers(valid):
         return tables
-    return (*tables, EmbeddingTable(valid, encoder.d_model, table_file(directory, "valid")))
+    place = table_file(directory, "valid")
+    return (*tables, EmbeddingTable(valid, encoder.d_model, place, fitted=False))
 
 
 class Member:
@@ -414,7 +415,7 @@ def expert_policy(
     encoder, own = base, below_prefix("encoder.", weights)
     plain = base.state_dict()
     if any(not torch.equal(value, plain[name]) for name, value in own.items()):
-        encoder = build_encoder(config, base.n_features)
+        encoder = build_served(config, base.n_features)
         encoder.load_state_dict(own)
         tables = ()
     return WeightPolicy(encoder, actor, config, seed, f"expert {number}", keep=True, tables=tables)

@@ -21,7 +21,13 @@ and here every one is false. Who trades a draw is fixed beforehand by its number
                    evaluated; the claim is the one its report would show (`evaluation.trust`)
     rules          of twelve momentum and reversal rules the best one on validation: twelve trials
     random         BUY, SELL or HOLD by lot
+    forecast       boosted trees of the whole configuration, fitted on the draw's train window
     min_variance   least variance over the last year, long only
+    noise          as a forecaster trades, by scores without meaning: of four rules the best one on
+                   validation, four trials
+
+A wide market (`with_assets`: `echelon prove null --null-assets 120`) has as many assets as a
+cross-section needs, and fewer years; there most draws are traded by noise.
 
 On the trend market the agents of `planted` are judged, each draw once, as the mean of the seeds;
 the deflated Sharpe ratio is that of the seed with the lowest one, on its own validation draw.
@@ -39,7 +45,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from echelon.backtest.baselines import make_baseline
+from echelon.backtest.forecaster import fit_forecaster
 from echelon.backtest.policy import Policy
+from echelon.backtest.top_k import RowScores, TopKPolicy, TopKRule
 from echelon.config import Config
 from echelon.config.features import FeaturesConfig, StationaryConfig
 from echelon.envs.world import World
@@ -67,6 +75,8 @@ from echelon.rng import stream
 from echelon.types import Floats
 from echelon.workers import Report, ShouldStop
 
+_PERSISTENCE = 0.9
+"""Of noise scores from one bar to the next."""
 _TAIL = 5
 """Degrees of freedom of the innovations: the least with a finite kurtosis."""
 
@@ -77,6 +87,11 @@ class NullWindows(NamedTuple):
     train: int
     valid: int
     test: int
+
+
+WIDE_FROM = 50
+"""Assets from which a market is wide."""
+WIDE_WINDOWS = NullWindows(1008, 252, 504)
 
 
 @dataclass(frozen=True)
@@ -98,6 +113,16 @@ class NullMarket:
     persistence: float = 0.98
     spread: float = 0.4
     overnight: float = 0.2
+
+    def with_assets(self, n_assets: int) -> NullMarket:
+        """With another number of assets; a wide one has four, one and two years."""
+        windows = WIDE_WINDOWS if n_assets >= WIDE_FROM else self.windows
+        return replace(self, n_assets=n_assets, windows=windows)
+
+    @property
+    def rota(self) -> tuple[str, ...]:
+        """Who trades a draw, by its number: most of all who chooses, least who is slow."""
+        return WIDE_ROTA if self.n_assets >= WIDE_FROM else ROTA
 
     def draw(self, seed: int, name: str, warmup: int) -> Draw:
         """One history, `warmup` bars before its train window; hidden: deviation of each asset."""
@@ -145,10 +170,12 @@ def null_world(market: NullMarket, seed: int, name: str, config: Config) -> Worl
     return replace(world, splits=splits)
 
 
-CHEAP = ("rules", "random", "min_variance")
+CHEAP = ("rules", "random", "forecast", "min_variance", "noise")
 """Policies that stand in for agents: they cost nothing to train."""
-ROTA = ("rules", "random", "rules", "random", "rules", "min_variance")
-"""Who trades a draw, by its number: most of all who chooses, least who is slow."""
+ROTA = ("rules", "random", "rules", "forecast", "rules", "min_variance")
+WIDE_ROTA = ("noise", "rules", "noise", "forecast", "noise", "noise")
+NOISE_RULES = tuple((share, buffer) for share in (0.1, 0.2) for buffer in (2.0, 3.0))
+"""Share of the assets that is held, and the buffer of what may stay."""
 FALSE_BAR = Bar("estimate", "at most", 0.05)
 POWER_BAR = Bar("estimate", "at least", 0.90)
 """Shares of draws: claimed where there is nothing, and where there is something."""
@@ -184,8 +211,8 @@ class DrawVerdict:
             draw=draw,
             policy=policy,
             made=bool(claim.made),
-            advantage=year * claim.single.estimate,
-            low=year * min(claim.single.low, claim.double.low),
+            advantage=year * claim.sharpe.single.estimate,
+            low=year * claim.sharpe.low,
             # A book that never moved has no Sharpe ratio, and nothing is claimed of it.
             deflated=deflated if math.isfinite(deflated) else 0.0,
             trials=trials,
@@ -209,17 +236,26 @@ class DrawVerdict:
 
 
 def assess_null(parts: Sequence[Done], market: NullMarket) -> MarketResult:
-    """False claims on the null market, and claims on the trend market. parts: `PowerPart` last"""
-    *null, power = parts
-    verdicts = [DrawVerdict(**v) for part in null for v in part.finding["verdicts"]]
-    claimed = [DrawVerdict(**v) for v in power.finding["verdicts"]]
+    """False claims on the null market, and claims on the trend market, where they were counted.
+
+    parts: `PowerPart` last, but of a wide market, which has none
+    """
+    wide = market.n_assets >= WIDE_FROM
+    null, power = (parts, ()) if wide else (parts[:-1], parts[-1:])
+    verdicts, claimed = (
+        [DrawVerdict(**v) for part in some for v in part.finding["verdicts"]]
+        for some in (null, power)
+    )
     kinds = [kind for kind in ("agent", *CHEAP) if any(v.policy == kind for v in verdicts)]
     groups = {kind: [v for v in verdicts if v.policy == kind] for kind in kinds}
     return MarketResult(
         name="null",
         checks=(
             count_check("null_claims", sum(v.made for v in verdicts), len(verdicts), FALSE_BAR),
-            count_check("null_power", sum(v.made for v in claimed), len(claimed), POWER_BAR),
+            *(
+                count_check("null_power", sum(v.made for v in claimed), len(claimed), POWER_BAR)
+                for _ in power
+            ),
         ),
         **time_spent(parts),
         facts={
@@ -228,11 +264,16 @@ def assess_null(parts: Sequence[Done], market: NullMarket) -> MarketResult:
             "power_draws": len(claimed),
             "windows": list(market.windows),
             "premium": market.premium,
+            "assets": market.n_assets,
             "steps": max((part.finding.get("steps", 0) for part in null), default=0),
         },
         rows={f"null/{kind}": [v.low for v in group] for kind, group in groups.items()}
-        | {"trend/agent": [v.low for v in claimed]},
-        notes=("null_trials", "null_stand_ins" if "agent" in kinds else "null_cheap_only"),
+        | ({"trend/agent": [v.low for v in claimed]} if power else {}),
+        notes=(
+            "null_trials",
+            "null_stand_ins" if "agent" in kinds else "null_cheap_only",
+            *(("null_wide",) if wide else ()),
+        ),
     )
 
 
@@ -282,10 +323,11 @@ class NullCheapPart(Part):
     draws: tuple[int, ...]
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
-        config = _few_features(self.config)
         verdicts: list[DrawVerdict] = []
         for kind in CHEAP:
-            draws = [k for k in self.draws if ROTA[k % len(ROTA)] == kind]
+            config = self.config if kind == "forecast" else _few_features(self.config)
+            rota = self.market.rota
+            draws = [k for k in self.draws if rota[k % len(rota)] == kind]
             worlds = [null_world(self.market, k, "null", config) for k in draws]
             if should_stop():
                 return None
@@ -294,8 +336,7 @@ class NullCheapPart(Part):
             elif kind != "rules":
                 for draw, world in zip(draws, worlds, strict=True):
                     own = config.model_copy(update={"seed": draw})
-                    policies = [make_baseline(kind, own)]
-                    verdicts += _judge_best(kind, policies, [draw], [world], own)
+                    verdicts += _judge_best(kind, _policies(kind, own, world), [draw], [world], own)
         return {"verdicts": [v.__dict__ for v in sorted(verdicts, key=lambda v: v.draw)]}
 
 
@@ -338,6 +379,35 @@ class PowerPart(Part):
                 DrawVerdict.from_returns(d, "agent", agents, baseline[:, d], deflated, trials=1)
             )
         return {"verdicts": [v.__dict__ for v in verdicts]}
+
+
+class NoiseScores(RowScores):
+    """Scores that mean nothing, but last as a forecaster's do."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._of: tuple[int, int] | None = None
+
+    def at(self, world: World, row: int) -> Floats:
+        shape = (len(world.times), world.n_assets)
+        if shape != self._of:
+            rng = stream(self._seed, "noise scores")
+            first, shocks = rng.standard_normal(shape[1]), rng.standard_normal(shape)
+            self._scores, self._of = autoregressive(first, shocks, _PERSISTENCE), shape
+        return np.asarray(self._scores[row])
+
+
+def _policies(kind: str, config: Config, world: World) -> list[Policy]:
+    """What is tried on a draw."""
+    if kind == "noise":
+        scores = NoiseScores(config.seed)
+        rules = [
+            TopKRule(max(1, round(share * world.n_assets)), buffer, tranches=5, horizon=5)
+            for share, buffer in NOISE_RULES
+        ]
+        return [TopKPolicy(scores, rule, kind) for rule in rules]
+    fitted = fit_forecaster(config, world) if kind == "forecast" else None
+    return [make_baseline(kind, config, fitted)]
 
 
 def _judge_best(

@@ -61,6 +61,8 @@ def on_file(
     some = features.ohlcv or features.wants_stationary or features.indicators != IndicatorsConfig()
     if not some:
         features = FeaturesConfig(stationary=StationaryConfig(enabled=True))
+    # The forecaster is part of the line that is proved; the others only cost time.
+    baselines = ("equal_weight", *(n for n in config.eval.baselines if n == "forecast"))
     fresh = {
         "seed": seed,
         "assets": (),
@@ -69,7 +71,7 @@ def on_file(
         "market": config.market.model_copy(update={"preset": config.market.preset_for(None)}),
         "split": SplitConfig(**spans),
         "features": features,
-        "eval": config.eval.model_copy(update={"baselines": ("equal_weight",)}),
+        "eval": config.eval.model_copy(update={"baselines": baselines}),
         "logging": LoggingConfig(output_dir=directory),
     }
     return config.model_copy(update=fresh)

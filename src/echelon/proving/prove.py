@@ -29,7 +29,14 @@ from echelon.config.algorithms import ALGORITHMS, Family
 from echelon.files import write_atomic
 from echelon.proving.certificate import Certificate, MarketResult, Mode
 from echelon.proving.leaky import LeakyAgentPart, LeakyCheckPart, assess_leaky
-from echelon.proving.null import NullAgentPart, NullCheapPart, NullMarket, PowerPart, assess_null
+from echelon.proving.null import (
+    WIDE_FROM,
+    NullAgentPart,
+    NullCheapPart,
+    NullMarket,
+    PowerPart,
+    assess_null,
+)
 from echelon.proving.parts import Done, Part, clear_proof, identity_of, proof_facts, run_all
 from echelon.proving.planted import (
     COSTLY_MARKET,
@@ -118,8 +125,11 @@ class Sizes:
     hierarchy_flat: bool = True
     pace: Pace | None = None
 
-    def adjust(self, **values: int | None) -> Sizes:
+    def adjust(self, *, null_assets: int | None = None, **values: int | None) -> Sizes:
         """With other values of these names; None: as it is. Where one is less, it is reduced."""
+        if null_assets is not None:
+            widened = replace(self, null_market=self.null_market.with_assets(null_assets))
+            return widened.adjust(**values)
         given = {name: value for name, value in values.items() if value is not None}
         less = any(value < getattr(self, name) for name, value in given.items())
         agents = min(self.null_agents, given.get("null_draws", self.null_agents))
@@ -228,8 +238,13 @@ def plan(config: Config, markets: Sequence[MarketName], sizes: Sizes) -> ProofPl
     only_trend = replace(sizes, signals=("trend",))
     return ProofPlan(
         {name: list(_PROOFS[name].parts(config, agent, sizes)) for name in asked},
-        list(_planted_parts(config, agent, only_trend)) if "null" in markets else [],
+        list(_planted_parts(config, agent, only_trend)) if _counts_power(markets, sizes) else [],
     )
+
+
+def _counts_power(markets: Sequence[MarketName], sizes: Sizes) -> bool:
+    """Agents of the trend market are as narrow as it is, and say nothing of a wide one."""
+    return "null" in markets and sizes.null_market.n_assets < WIDE_FROM
 
 
 def _planted_parts(_config: Config, agent: Config, sizes: Sizes) -> list[PlantedPart]:
@@ -281,11 +296,13 @@ def _null(config: Config, agent: Config, sizes: Sizes) -> list[Part]:
     whole = with_steps(config, sizes.null_steps)
     market, agents = sizes.null_market, sizes.null_agents
     cheap = range(agents, sizes.null_draws)
+    # The draws of a part are in memory side by side.
+    chunk = max(1, sizes.chunk * NullMarket.n_assets // max(market.n_assets, NullMarket.n_assets))
     return [
         *(NullAgentPart(whole, market, draw) for draw in range(agents)),
         *(
-            NullCheapPart(agent, market, tuple(cheap[k : k + sizes.chunk]))
-            for k in range(0, len(cheap), sizes.chunk)
+            NullCheapPart(agent, market, tuple(cheap[k : k + chunk]))
+            for k in range(0, len(cheap), chunk)
         ),
     ]
 
@@ -349,7 +366,7 @@ def prove(
         clear_proof(directory, OUTCOME)
     planned = plan(config, markets, sizes)
     done = run_all(planned.first, directory, workers=workers, on_report=on_report)
-    if "null" in markets:
+    if _counts_power(markets, sizes):
         trend = planned.trend
         power = PowerPart(
             trend[0].config,

@@ -47,7 +47,8 @@ def render(certificate: Certificate, words: Words, written: Sequence[str] = ()) 
     markets = []
     for market in certificate.markets:
         agents = market.facts.get("claims", {}).get("agent", [0, 0])[1]
-        notes = [words(f"proof_note_{note}", cheap=cheap, agents=agents) for note in market.notes]
+        fields = {"cheap": cheap, "agents": agents, "assets": market.facts.get("assets")}
+        notes = [words(f"proof_note_{note}", **fields) for note in market.notes]
         pictures = list(_PICTURES[market.name](market, words))
         markets.append((market, pictures, notes, " · ".join(_sizes(market, words))))
     return render_page(

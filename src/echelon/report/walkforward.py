@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from echelon.backtest.files import Tables
-from echelon.backtest.run import AGENT
+from echelon.backtest.ensemble import ENSEMBLE
+from echelon.backtest.files import AGENT, Tables
 from echelon.config import Config
 from echelon.config.tree import WalkForwardConfig
 from echelon.errors import StoreError
@@ -48,11 +48,16 @@ from echelon.report.run.page import PARTS, STEM, command_for
 from echelon.report.run.trust import REFERENCES, Line, deflation_lines, verdict_sentence
 from echelon.report.texts import DASH, Words, file_name, languages_with
 
-SHOWN = ("annual_return", "sharpe_annual", "calmar", "turnover_annual", "max_drawdown")
+SHOWN = ("annual_return", "sharpe_annual", "information_ratio", "turnover_annual", "max_drawdown")
 """Measures of every fold at first sight; all others are folded."""
-BASELINES = ("equal_weight", "benchmark")
+BY_YEAR = SHOWN[:3]
+"""Of every calendar year."""
+BASELINES = ("equal_weight", "benchmark", "forecast")
 """Baselines next to the agents, at first sight."""
+_YEAR = "year-"
 _STATISTICS = ("sharpe_annual", "differences", "deflation", "looks", "costs", "verdict")
+_LATER = ("reference_policies", "ensemble", "active", "active_deflation", "capacity", "from")
+"""Statistics that walk-forwards made before do not have."""
 _SEED = "seed-"
 _COLOURS = {"train": "rest", "valid": "commission", "test": "accent"}
 _SYMBOLS = {"equal_weight": "diamond", "benchmark": "line-ew"}
@@ -83,8 +88,19 @@ class WalkData:
     def baselines(self) -> list[str]:
         """Baselines that any fold has, in the order of a report."""
         known = self.table["who"].unique(maintain_order=True)
-        others = (AGENT, *REFERENCES)
+        others = (AGENT, ENSEMBLE, *REFERENCES)
         return in_order([w for w in known if w not in others and not w.startswith(_SEED)])
+
+    @property
+    def joined(self) -> list[str]:
+        """The ensemble, where the folds have it."""
+        return [ENSEMBLE] if ENSEMBLE in set(self.table["who"]) else []
+
+    @property
+    def years(self) -> dict[str, str]:
+        """Calendar years of the stitched series, as the table calls them → as readers do."""
+        names = self.table["fold"].unique(maintain_order=True)
+        return {name: name.removeprefix(_YEAR) for name in names if name.startswith(_YEAR)}
 
     @property
     def references(self) -> list[str]:
@@ -123,7 +139,8 @@ def gather_walk(directory: Path) -> WalkData:
             returns = _read(directory / f"{STITCHED}.parquet", about["measures"], resume)
             stitched = _split(directory, walk, about, returns)
             statistics = {name: tree["statistics"][name] for name in _STATISTICS}
-            statistics["reference_policies"] = tree["statistics"].get("reference_policies", {})
+            statistics |= {name: tree["statistics"].get(name) or {} for name in _LATER}
+            statistics["active_deflation"] = tree["statistics"].get("active_deflation")
             rate = about["periods_per_year"]
             statistics |= {"bars": about["periods"], "periods_per_year": rate, "split": "test"}
     text = (directory / "base.yaml").read_text(encoding="utf-8")
@@ -152,7 +169,8 @@ def _split(
     times = np.concatenate([[begin], returns["time"].to_numpy().astype("datetime64[us]")])
     nothing = pl.DataFrame({"time": times}).clear()  # a stitched book has no holdings and orders
     records = {}
-    for key, values in about["measures"].items():
+    for key, saved in about["measures"].items():
+        values = dict.fromkeys(LABELS) | saved  # one that came later is not known
         measures = {name: math.nan if values[name] is None else values[name] for name in LABELS}
         seed = int(key.removeprefix(_SEED)) if key.startswith(_SEED) else None
         value = np.concatenate([[1.0], np.cumprod(1.0 + returns[key].to_numpy())])
@@ -160,12 +178,14 @@ def _split(
         equity = pl.DataFrame({"time": times, "value": value, "drawdown": drawdown})
         records[key] = Record(key, seed, measures, Tables(equity, nothing, nothing, nothing))
     agents = tuple(r for r in records.values() if r.seed is not None)
+    joined = records.pop(ENSEMBLE, None)
     baselines = tuple(records[k] for k in in_order([k for k in records if records[k].seed is None]))
     evaluation = Evaluation(
         directory,
         {r.seed: r.measures for r in agents if r.seed is not None},
         {r.key: r.measures for r in baselines},
         about,
+        ensemble=None if joined is None else joined.measures,
     )
     return SplitData(STITCHED, evaluation, agents, baselines)
 
@@ -187,14 +207,22 @@ def write_walk_forward_report(directory: Path, lang: str = "en") -> Path:
 def render_walk(walk: WalkData, words: Words, command: str, written: Sequence[str] = ()) -> str:
     """The whole page. written: languages that there are pages in"""
     baselines = [name for name in BASELINES if name in walk.baselines]
+    folds = _rows(walk, words)
+
+    def short(key: str) -> str:
+        return words("ensemble_short") if key == ENSEMBLE else words.name(key)
+
     own: dict[str, Any] = {
         "walk": walk,
         "resume": f"echelon {WalkForward.command} --resume {walk.path}",
         "windows": windows_chart(walk.folds, words),
         "sharpes": sharpe_chart(walk, baselines, words),
-        "folds": fold_table(walk, baselines, words.name, words),
+        "folds": fold_table(walk, folds, [*walk.joined, *baselines], short, words),
+        "years": walk.years
+        and fold_table(walk, walk.years, [*walk.joined, *baselines], short, words, BY_YEAR),
         "by_measure": {name: _measure_table(walk, name, words) for name in LABELS},
-        "references": walk.references and fold_table(walk, walk.references, words.reference, words),
+        "references": walk.references
+        and fold_table(walk, folds, walk.references, words.reference, words),
         "facts": _facts(walk, words, command),
     }
     if walk.stitched is not None:
@@ -214,16 +242,21 @@ def render_walk(walk: WalkData, words: Words, command: str, written: Sequence[st
 
 
 def fold_table(
-    walk: WalkData, others: Sequence[str], title: Callable[[str], str], words: Words
+    walk: WalkData,
+    folds: Mapping[str, str],
+    others: Sequence[str],
+    title: Callable[[str], str],
+    words: Words,
+    shown: Sequence[str] = SHOWN,
 ) -> Table:
-    """A row a fold and one of the stitched series; a group of columns a measure."""
+    """A row a fold (name → title) and one of the stitched series; a group of columns a measure."""
     books = (AGENT, *others)
     rows: list[list[Content]] = []
-    for fold, name in _rows(walk, words).items():
+    for fold, name in folds.items():
         values = {who: walk.values(fold, who) for who in books}
         cells: list[Content] = [
             Cell(_measure_text(values[who], measure, unit=False), "agent" * (who == AGENT))
-            for measure in SHOWN
+            for measure in shown
             for who in books
         ]
         if values[AGENT] is None:
@@ -232,18 +265,21 @@ def fold_table(
             cells = [Cell(text, "failed", columns=len(cells))]
         rows.append([name, *cells])
     groups = []
-    for measure in SHOWN:
+    for measure in shown:
         unit = LABELS[measure].suffix.strip()
         text = words.measure(measure) + (f", {unit}" if unit else "")
         groups.append(Named(text, words.meaning(measure)))
-    head = [words("fold"), words("agent"), *map(title, others)]
-    return Table(head, rows, f"measures grouped narrow {_kind(walk)}", groups)
+    head = [words("fold" if shown is SHOWN else "span_of_years"), words("agent")]
+    head += map(title, others)
+    kind = _kind(walk) if shown is SHOWN else ""
+    return Table(head, rows, f"measures grouped narrow {kind}", groups)
 
 
 def _measure_table(walk: WalkData, name: str, words: Words) -> Table:
-    head = [words("fold"), words("agent"), *map(words.name, walk.baselines)]
+    books = [*walk.joined, *walk.baselines]
+    head = [words("fold"), words("agent"), *map(words.name, books)]
     rows = [
-        [title, *(_measure_text(walk.values(fold, who), name) for who in (AGENT, *walk.baselines))]
+        [title, *(_measure_text(walk.values(fold, who), name) for who in (AGENT, *books))]
         for fold, title in _rows(walk, words).items()
     ]
     return Table(head, rows, f"measures against {_kind(walk)}")

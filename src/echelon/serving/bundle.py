@@ -28,6 +28,7 @@ from typing_extensions import TypedDict
 
 from echelon import __version__
 from echelon.backtest.budget import under_budget
+from echelon.backtest.forecaster import model_of_arrays, scorer_of
 from echelon.backtest.policy import Policy
 from echelon.config import Config, load_run_config
 from echelon.config.sizes import refuse_sizes
@@ -48,10 +49,12 @@ from echelon.serving.guard_reference import GUARDS, GuardReference, read_guard_r
 from echelon.serving.parity import TOLERANCE, decide_again, gap
 from echelon.serving.policies import (
     GRAPH_INPUTS,
+    ForecastSpec,
     Graph,
     PolicySpec,
     actor_specs,
     build_policy,
+    forecast_specs,
     graph_kinds,
 )
 from echelon.types import Freq, PriceBasis
@@ -361,7 +364,12 @@ def _verify_facts(
     """The documents fit one another."""
     graphs = {f"{name}.onnx" for name in graph_kinds(spec)}
     others = {name for name in manifest["files"] if name.endswith(".onnx")} ^ graphs
+    models = forecast_specs(spec)
+    rules = [problem for model in models if (problem := model["rule"].problem)]
+    unknown = {model_file(model) for model in models} - set(manifest["files"])
     wrong = (
+        ("policy.json", bool(rules), "; ".join(rules)),
+        ("policy.json", bool(unknown), f"its models are not the bundle's: {sorted(unknown)}"),
         ("policy.json", bool(others), f"its graphs are not the bundle's: {sorted(others)}"),
         ("features.json", len(features["names"]) != manifest["n_features"], "not F features"),
         ("scaler.json", list(scaler.names) != features["names"], "not the names of the features"),
@@ -373,16 +381,37 @@ def _verify_facts(
             raise DamagedError(path / name, what, REMEDY)
 
 
+def model_file(spec: ForecastSpec) -> str:
+    """The file of a forecaster's model."""
+    return f"{spec['model']}.safetensors"
+
+
+def _open_models(path: Path, manifest: BundleManifest, spec: PolicySpec) -> dict[str, Graph]:
+    """Name → scorer of every forecaster."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    scorers: dict[str, Graph] = {}
+    for part in forecast_specs(spec):
+        file = path / model_file(part)
+        try:
+            model = model_of_arrays(load(_read(file, MAX_FILE_BYTES)), manifest["n_features"])
+        except (SafetensorError, LookupError, ValueError, TypeError) as error:
+            raise DamagedError(file, str(error), REMEDY) from None
+        scorers[part["model"]] = scorer_of(model)
+    return scorers
+
+
 def _open_graphs(
     path: Path, manifest: BundleManifest, config: Config, spec: PolicySpec, runtime: Runtime
 ) -> Mapping[str, Graph]:
-    kinds = graph_kinds(spec)
+    kinds, graphs = graph_kinds(spec), _open_models(path, manifest, spec)
     if runtime == "torch" and kinds:
         from echelon.serving.torch_graphs import load_torch_graphs
 
         refuse_sizes(config)
-        return load_torch_graphs(path, config, manifest["seeds"], manifest["n_features"])
-    graphs: dict[str, Graph] = {}
+        made = load_torch_graphs(path, config, manifest["seeds"], manifest["n_features"])
+        return {**graphs, **made}
     for name, kind in kinds.items():
         file = path / f"{name}.onnx"
         data = _read(file, MAX_FILE_BYTES)

@@ -559,8 +559,8 @@ def _plan(bundle: Bundle, info: SourceInfo) -> FeaturePlan:
     config = bundle.config
     specs = select(config.features, panel_fields(config, info)).specs
     names = tuple(bundle.features["names"])
-    series = sum(len(getattr(spec, "names", ("",))) for spec in specs)
-    plan = FeaturePlan.from_specs(specs, names[series:])
+    computed = len(FeaturePlan.from_specs(specs).names)
+    plan = FeaturePlan.from_specs(specs, names[computed:])
     if plan.names != names:
         odd = sorted(set(plan.names) ^ set(names))
         raise StoreError(

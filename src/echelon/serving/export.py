@@ -23,7 +23,9 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
+from echelon.backtest.baselines import FORECAST
 from echelon.backtest.ensemble import EnsemblePolicy
+from echelon.backtest.forecaster import ensure_forecaster, refusal, scorer_of
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import run_backtest
 from echelon.config import Config, fingerprint, load_run_config, override_config, to_yaml
@@ -57,13 +59,21 @@ from echelon.serving.bundle import (
     SymbolFacts,
     Universe,
     load_bundle,
+    model_file,
     write_manifest,
     write_reference,
 )
 from echelon.serving.graphs import Exporter, PolicySplit
 from echelon.serving.guard_reference import GUARDS, fit_reference, write_guard_reference
 from echelon.serving.parity import Parity, shadow_policy
-from echelon.serving.policies import GRAPH_INPUTS, Graph, PolicySpec, build_policy, graph_kinds
+from echelon.serving.policies import (
+    GRAPH_INPUTS,
+    ForecastSpec,
+    Graph,
+    PolicySpec,
+    build_policy,
+    graph_kinds,
+)
 from echelon.serving.torch_graphs import weights_file
 from echelon.training.run import TrainedRun, training_hash
 
@@ -195,6 +205,8 @@ def _write_policy(
     staging: Path, source: _Source, request: ExportRequest, world: World
 ) -> tuple[PolicySpec, Mapping[str, Graph], dict[str, Any] | None]:
     """Write graphs, weights and reference decisions; the policy's spec, graphs and proof."""
+    if request.baseline == FORECAST:
+        return _write_forecaster(staging, source, world)
     if request.baseline is not None:
         return {"kind": "rule", "name": request.baseline}, {}, None
     trained = source.trained
@@ -231,6 +243,26 @@ def _write_policy(
     return split.spec, graphs, proof | {"equity_gap": finite_or_none(apart)}
 
 
+def _write_forecaster(
+    staging: Path, source: _Source, world: World
+) -> tuple[PolicySpec, Mapping[str, Graph], None]:
+    """The run's forecaster, which is fitted now where no evaluation has asked for it yet."""
+    from safetensors.numpy import save
+
+    data = str(source.prepared.manifest["content_hash"])
+    forecaster = ensure_forecaster(source.config, world, source.path, data=data)
+    if forecaster is None:
+        raise UsageError(
+            f"--baseline {FORECAST}: {source.path} has no data for it: "
+            f"{refusal(source.config, world)}."
+        )
+    rule = forecaster.rule
+    spec = ForecastSpec(kind="forecast", name=FORECAST, model=FORECAST, rule=rule)
+    arrays = {name: np.ascontiguousarray(a) for name, a in forecaster.model._asdict().items()}
+    write_atomic(staging / model_file(spec), save(arrays))
+    return spec, {FORECAST: scorer_of(forecaster.model)}, None
+
+
 def _member(trained: TrainedRun, seed: int, request: ExportRequest) -> Policy:
     policy = trained.policy(seed)
     if not request.fixed_share:
@@ -250,6 +282,8 @@ def _write_weights(path: Path, weights: Mapping[str, Any]) -> None:
 
 
 def _describe(spec: PolicySpec, config: Config) -> str:
+    if spec["kind"] == "forecast":
+        return f"{FORECAST}, {config.forecast.model}, best {spec['rule'].top}"
     if spec["kind"] == "rule":
         return f"rule {spec['name']}"
     if spec["kind"] == "ensemble":

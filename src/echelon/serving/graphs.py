@@ -31,7 +31,7 @@ from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.errors import UsageError
 from echelon.models.actor_critic import MASKED, N_ACTIONS, ActorCritic
-from echelon.models.encoders import Encoder
+from echelon.models.encoders import Encoder, served_width
 from echelon.models.expert import ExpertActor, ExpertObs
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.reference_policies import HedgeRouter, RouterPolicy
@@ -254,13 +254,14 @@ def _examples(config: Config, n_features: int) -> Mapping[tuple[str, str], Tenso
     b, n = _EXAMPLE["B"], _EXAMPLE["N"]
     n_experts, yes = config.experts.n_experts, torch.ones(b, n, dtype=torch.bool)
     book = {"weights": torch.rand(b, n) / n, "cash": torch.rand(b), "present": yes}
-    actor = {"z": torch.randn(b, n, config.model.d_model), **book}
     space = observation_space(n_experts, config.meta_router.horizons)
     assert space.shape is not None
+    z = {"flat": config.model.d_model, "expert": served_width(config)}
+    actors = {kind: {"z": torch.randn(b, n, width), **book} for kind, width in z.items()}
     trees: Mapping[str, Mapping[str, Tensor]] = {
         "encoder": {"x": torch.randn(b, config.window, n, n_features)},
-        "flat": {**actor, "allowed": torch.ones(b, n, N_ACTIONS, dtype=torch.bool)},
-        "expert": actor,
+        "flat": {**actors["flat"], "allowed": torch.ones(b, n, N_ACTIONS, dtype=torch.bool)},
+        "expert": actors["expert"],
         "router": {
             "obs": torch.randn(b, *space.shape),
             "allowed": torch.ones(b, n_experts + 1, dtype=torch.bool),

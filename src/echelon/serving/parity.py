@@ -162,7 +162,7 @@ def shadow_policy(policy: Policy, twin: Policy, spec: PolicySpec, parity: Parity
         if name is not None:
             router = _ShadowRouter(router, twin.router, name, parity)
         return HierarchyPolicy(experts, router, policy.config, policy.seed, policy.name)
-    if spec["kind"] == "rule":
+    if spec["kind"] == "rule" or spec["kind"] == "forecast":
         return policy
     assert isinstance(twin, OnnxPolicy)
     return _ShadowActor(policy, twin, spec["actor"], parity)

@@ -32,6 +32,7 @@ from typing_extensions import TypedDict
 from echelon.backtest.baselines import make_baseline
 from echelon.backtest.ensemble import EnsemblePolicy
 from echelon.backtest.policy import Policy
+from echelon.backtest.top_k import RowScores, TopKPolicy, TopKRule
 from echelon.config import Config
 from echelon.envs.act import ActionKind, Holdings, weights_of_actions
 from echelon.envs.world import World
@@ -43,7 +44,8 @@ from echelon.states import State
 from echelon.types import Bools, Floats, Floats32, Ints
 
 Graph = Callable[..., NDArray[Any]]
-"""Computes the one output of an exported graph from its inputs, in the order of `GRAPH_INPUTS`."""
+"""Computes the one output of an exported graph from its inputs, in the order of `GRAPH_INPUTS`; or
+scores[N] of x[N,F], of the model of a forecaster, which is called by its name like a graph."""
 
 GRAPH_INPUTS: Mapping[str, tuple[str, ...]] = {
     "encoder": ("x",),
@@ -75,6 +77,15 @@ class RuleSpec(TypedDict):
     name: str
 
 
+class ForecastSpec(TypedDict):
+    """The baseline `forecast`: arrays of a model, in a file called `model`, and a `TopKRule`."""
+
+    kind: Literal["forecast"]
+    name: str
+    model: str
+    rule: TopKRule
+
+
 class RouterSpec(TypedDict):
     """Who chooses the expert in charge; graph: None for the fixed-share rule."""
 
@@ -87,7 +98,7 @@ class HierarchySpec(TypedDict):
     kind: Literal["hierarchy"]
     name: str
     seed: int
-    experts: list[ActorSpec | RuleSpec]
+    experts: list[ActorSpec | RuleSpec | ForecastSpec]
     router: RouterSpec
 
 
@@ -99,7 +110,7 @@ class EnsembleSpec(TypedDict):
     members: list[ActorSpec | HierarchySpec]
 
 
-PolicySpec = ActorSpec | RuleSpec | HierarchySpec | EnsembleSpec
+PolicySpec = ActorSpec | RuleSpec | ForecastSpec | HierarchySpec | EnsembleSpec
 """How graphs and rules make a policy."""
 
 
@@ -271,6 +282,9 @@ def _build(
 ) -> Policy:
     if spec["kind"] == "rule":
         return make_baseline(spec["name"], config)
+    if spec["kind"] == "forecast":
+        rule = TopKRule(*spec["rule"])
+        return TopKPolicy(RowScores(graphs[spec["model"]]), rule, spec["name"])
     if spec["kind"] == "ensemble":
         members = [_build(member, graphs, config, encoders) for member in spec["members"]]
         return EnsemblePolicy(members, spec["name"])
@@ -287,13 +301,22 @@ def _build(
 
 def actor_specs(spec: PolicySpec) -> list[ActorSpec]:
     """Every encoder with an actor in a policy, in order."""
-    if spec["kind"] == "rule":
+    if spec["kind"] == "rule" or spec["kind"] == "forecast":
         return []
     if spec["kind"] == "hierarchy":
-        return [expert for expert in spec["experts"] if expert["kind"] != "rule"]
+        experts = spec["experts"]
+        return [e for e in experts if e["kind"] == "weights" or e["kind"] == "discrete"]
     if spec["kind"] == "ensemble":
         return [actor for member in spec["members"] for actor in actor_specs(member)]
     return [spec]
+
+
+def forecast_specs(spec: PolicySpec) -> list[ForecastSpec]:
+    """Every forecaster in a policy, in order."""
+    if spec["kind"] == "ensemble":
+        return [part for member in spec["members"] for part in forecast_specs(member)]
+    parts = spec["experts"] if spec["kind"] == "hierarchy" else [spec]
+    return [part for part in parts if part["kind"] == "forecast"]
 
 
 def graph_kinds(spec: PolicySpec) -> dict[str, str]:

@@ -100,6 +100,9 @@ def encoder_lines(run: Path, words: Words) -> list[str]:
             score = scores[kind, bars]
             if not score["cells"]:
                 continue
+            if kind == "rank":
+                lines.append(_rank_line(f"{kind}_{bars}", score, words))
+                continue
             # Errors are in units of the target's variance; shown is a share of the ridge's.
             r2, gain, ridge = score["r2"], score["over_linear"], score["mse"]["linear"]
             shares = {"own": r2["encoder"], "linear": r2["linear"], "last": r2["last"]}
@@ -107,7 +110,21 @@ def encoder_lines(run: Path, words: Words) -> list[str]:
                 shares[name] = None if gain[key] is None else gain[key] / ridge
             shown = {k: DASH if v is None else f"{100 * v:.2f} %" for k, v in shares.items()}
             lines.append(words("encoder_score", target=f"{kind}_{bars}", **shown))
+        for name, ics in tree["facts"].get("cross_fit", {}).items():
+            shown = {k: DASH if v is None else f"{v:.3f}" for k, v in ics.items()}
+            lines.append(words("encoder_folds", target=name, **shown))
     return lines
+
+
+def _rank_line(target: str, score: Mapping[str, Any], words: Words) -> str:
+    """Daily rank IC out of sample, that of the rivals, and what the encoder is ahead of them."""
+    shown: dict[str, Any] = {"icir": score["icir"]["encoder"]}
+    for name, own in (("encoder", "own"), ("linear", "linear"), ("boosted", "boosted")):
+        shown[own] = score["ic"][name]
+        for key in ("estimate", "low", "high") if name != "encoder" else ():
+            shown[f"{name}_{key}"] = score[f"over_{name}"][key]
+    texts = {k: DASH if v is None else f"{v:.3f}" for k, v in shown.items()}
+    return words("encoder_ranks", target=target, **texts)
 
 
 def learner_lines(directory: Path, words: Words) -> FactRows:

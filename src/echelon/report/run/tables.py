@@ -126,12 +126,15 @@ def measure_name(name: str, words: Words) -> Named:
 
 
 def measures_table(split: SplitData, words: Words) -> Table:
-    """A row a measure: the agent's mean ± std, then the baselines; the best value is marked."""
-    head = [words("measure"), words("agent"), *(words.name(r.key) for r in split.baselines)]
+    """A row a measure: the agent's mean ± std, the ensemble, the baselines; the best is marked."""
+    joined = split.evaluation.ensemble
+    books = {} if joined is None else {ENSEMBLE: joined}
+    books |= {r.key: r.measures for r in split.baselines}
+    head = [words("measure"), words("agent"), *map(words.name, books)]
     rows: list[list[Content]] = []
     for name, label in LABELS.items():
         agent = split.evaluation.over_seeds(name)
-        values = {"agent": agent.mean} | {r.key: r.measures[name] for r in split.baselines}
+        values = {"agent": agent.mean} | {key: own[name] for key, own in books.items()}
         best = best_of(name, values)
         shown = {key: label.format(value) for key, value in values.items()}
         shown["agent"] = label.format(agent.mean, agent.std)
@@ -143,8 +146,6 @@ def measures_table(split: SplitData, words: Words) -> Table:
 
 def seeds_table(split: SplitData, words: Words) -> Table:
     books = {record.key: record.measures for record in split.agents}
-    if split.evaluation.ensemble is not None:
-        books[ENSEMBLE] = split.evaluation.ensemble
     head = [words("measure"), *map(words.name, books)]
     rows: list[list[Content]] = [
         [measure_name(name, words), *(label.format(own[name]) for own in books.values())]
@@ -263,6 +264,44 @@ def references_by_seed(split: SplitData, words: Words) -> Table:
         cells = [DASH if values is None else ratio(values["sharpe_annual"]) for values in books]
         rows.append([words.reference(name), *cells])
     return Table(head, rows)
+
+
+def forecast_table(split: SplitData, words: Words) -> NotedTable | None:
+    """Rank ICs of the forecaster by window, and how it is traded; None where there is none."""
+    facts = split.facts.get("forecast")
+    if facts is None:
+        return None
+    head = [words(key) for key in ("forecast_window", "rank_ic", "interval_95", "icir", "days")]
+    rows: list[list[Content]] = []
+    for name, ic in facts["rank_ic"].items():
+        low, high = ("" if ic[end] is None else f"{ic[end]:.3f}" for end in ("low", "high"))
+        interval = words("range", low=low, high=high) if low and high else DASH
+        numbers = (DASH if value is None else value for value in (ic["ic"], ic["icir"]))
+        mean, ratio = (n if isinstance(n, str) else f"{n:.3f}" for n in numbers)
+        rows.append([words(f"split_{name}"), mean, interval, ratio, f"{ic['days']:,}"])
+    shown = {name: facts[name] for name in ("top", "tranches", "horizon", "cells")}
+    note = words(
+        "forecast_note",
+        model=words(f"forecast_{facts['model']}"),
+        kept=f"{facts['top'] * facts['buffer']:.0f}",
+        choices=len(facts["choices"]),
+        **{name: f"{number:,}" for name, number in shown.items()},
+    )
+    return NotedTable(Table(head, rows), note)
+
+
+def forecast_choices(split: SplitData, words: Words) -> Table:
+    """What was tried on the validation window, the chosen one marked."""
+    facts = split.facts["forecast"]
+    head = [words(key) for key in ("forecast_top", "forecast_buffer", "forecast_ratio")]
+    rows: list[list[Content]] = []
+    for choice in facts["choices"]:
+        mark = "best" if all(choice[n] == facts[n] for n in ("top", "buffer")) else ""
+        ratios = (choice["information_ratio"], choice["sharpe_annual"])
+        cells = (DASH if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+        texts = (f"{choice['top']:,}", f"{choice['buffer']:g}×", *cells)
+        rows.append([Cell(text, mark) for text in texts])
+    return Table([*head, words.measure("sharpe_annual")], rows, "measures")
 
 
 def execution_table(split: SplitData, words: Words) -> NotedTable | None:

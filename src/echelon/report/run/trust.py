@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from typing_extensions import TypedDict
 
+from echelon.backtest.ensemble import ENSEMBLE
+from echelon.backtest.files import AGENT
 from echelon.errors import DamagedError
 from echelon.evaluation.overfitting import MIN_CONFIGURATIONS
 from echelon.evaluation.runs_comparison import RUNS_FORMAT, RUNS_RESULT
@@ -32,6 +34,7 @@ from echelon.ops.measures import LABELS, Label, mean_std
 from echelon.population.reference_policies import HEDGE
 from echelon.report.pages import Cell, Content, Named, NotedTable, Table
 from echelon.report.run.gather import RunData, SplitData
+from echelon.report.run.gather import in_order as sort_books
 from echelon.report.run.tables import measure_name
 from echelon.report.texts import DASH, Words
 
@@ -89,9 +92,18 @@ def verdict_sentence(trust: Tree, words: Words, counted: int | None, what: str =
         template = "difference_is"
     span = span_of(both, yearly(trust))
     estimate, low, high = (_RATIO.format(value) for value in span)
+    active = trust.get("active", {}).get(AGENT)
+    more = (
+        "" if active is None else words("ratio_is", **_format_span(span_of(active, yearly(trust))))
+    )
     if math.isnan(span.low):
-        return words("difference_bare", verdict=said, estimate=estimate)
-    return words(template, verdict=said, baseline=baseline, estimate=estimate, low=low, high=high)
+        return words("difference_bare", verdict=said, estimate=estimate, more=more)
+    bounds = {"estimate": estimate, "low": low, "high": high}
+    return words(template, verdict=said, baseline=baseline, more=more, **bounds)
+
+
+def _format_span(span: Span) -> dict[str, str]:
+    return {name: _RATIO.format(value) for name, value in span._asdict().items()}
 
 
 def range_text(low: float, high: float, words: Words, label: Label = _RATIO) -> str:
@@ -101,11 +113,19 @@ def range_text(low: float, high: float, words: Words, label: Label = _RATIO) -> 
 
 
 def differences_table(
-    tree: Tree, differences: Tree, words: Words, *, over_experts: bool = False
+    tree: Tree,
+    differences: Tree,
+    words: Words,
+    *,
+    over_experts: bool = False,
+    columns: Sequence[str] = ("baseline", "difference"),
 ) -> Table:
-    """A row a difference at both block lengths, to baselines or to reference policies."""
+    """A row a difference at both block lengths, to baselines or to reference policies.
+
+    columns: what is in the first two
+    """
     annual, title = yearly(tree), words.reference if over_experts else words.name
-    head = [words(k) for k in ("baseline", "difference", "interval_95", "interval_double", "block")]
+    head = [words(k) for k in (*columns, "interval_95", "interval_double", "block")]
     rows: list[list[Content]] = [
         [
             title(name),
@@ -115,6 +135,59 @@ def differences_table(
         ]
         for name, both in differences.items()
     ]
+    return Table(head, rows)
+
+
+def active_table(tree: Tree, words: Words) -> Table:
+    """A row a book: its information ratio over the yardstick at both block lengths."""
+    first = (AGENT, ENSEMBLE, *sorted(who for who in tree["active"] if who.startswith("seed-")))
+    known = dict.fromkeys((*first, *sort_books(tree["active"])))
+    books = {who: tree["active"][who] for who in known if who in tree["active"]}
+    return differences_table(tree, books, words, columns=("book", "information_ratio"))
+
+
+def spans_table(tree: Tree, first: str, last: str, words: Words) -> Table:
+    """From each year to the end, at the wider of both block lengths: ratio, and difference."""
+    annual, baseline = yearly(tree), tree["verdict"]["baseline"]
+    whole = {
+        who: {"information": tree["active"][who], "sharpe": tree[key][baseline]}
+        for who, key in ((AGENT, "differences"), (ENSEMBLE, "ensemble"))
+        if who in tree["active"]
+    }
+    books = list(whole)
+    rows: list[list[Content]] = []
+    for year, line in ({first: whole} | tree["from"]).items():
+        cells: list[Content] = []
+        for kind in ("information", "sharpe"):
+            for who in books:
+                span = span_of(line[who][kind], annual)
+                known = not math.isnan(span.low)
+                small = range_text(span.low, span.high, words) if known else ""
+                cells.append(Cell(_RATIO.format(span.estimate), small=small))
+        rows.append([f"{year} – {last}", *cells])
+    groups = [Named(words(key)) for key in ("information_ratio", "sharpe_difference")]
+    return Table(
+        [words("span_of_years"), *map(words.name, books)], rows, "measures grouped", groups
+    )
+
+
+def capacity_table(sweep: Sequence[Tree], words: Words) -> Table:
+    """A row a multiple of the cash: measures, orders, and their share of the bars' volume."""
+    names = ("sharpe_annual", "information_ratio", "cost_share")
+    shares = ("cut", "participation_mean", "participation_95")
+    percent = Label("", "percent", None, 2)
+    rows: list[list[Content]] = [
+        [
+            f"{line['factor']:g}×",
+            f"{line['cash']:,.0f}",
+            *(LABELS[name].format(number(line[name])) for name in names),
+            f"{line['orders']:,}",
+            *(percent.format(number(line[name])) for name in shares),
+        ]
+        for line in sweep
+    ]
+    head = [words("capacity_factor"), words("capacity_cash")]
+    head += [*map(words.measure, names), words("orders"), *map(words, shares)]
     return Table(head, rows)
 
 
@@ -183,6 +256,11 @@ def deflation_lines(trust: Tree, words: Words, said: str = "") -> Iterator[Line]
         text = words("dsr_effective_said", n=_trials(deflation["n_effective"]))
         value = probability(deflation["probability_effective"])
         yield Line(words("dsr_effective"), value, text)
+    if (active := trust.get("active_deflation")) is not None:
+        hurdle, n = _RATIO.format(active["hurdle"] * yearly(trust)), active["n_trials"]
+        said = "active_deflated_one" if n == 1 else "active_deflated_said"
+        text = words(said, hurdle=hurdle, n=f"{n:,}", above=f"{DEFLATED_ABOVE:g}")
+        yield Line(words("active_deflated"), probability(active["probability"]), text)
 
 
 def seeds_table(measures: Tree, words: Words) -> Table:
