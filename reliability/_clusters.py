@@ -6,8 +6,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from reliability._results import fingerprint
 
 STORE = 80_000_000
 """Bytes of a node's object store."""
+PATIENCE_SECONDS = 60.0
 _SETTINGS = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # where there are no clusters, it is on loopback
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -24,15 +25,17 @@ _SETTINGS = {
     # A node that was killed is known to be dead after three seconds, and not after fifteen.
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
+    "RAY_raylet_start_wait_time_s": "150",  # a busy machine is no fault
 }
 
 
 class Nodes:
     """A head and the other nodes, which can be killed and replaced."""
 
-    def __init__(self, cpus: Sequence[int]) -> None:
+    def __init__(self, cpus: Sequence[int], place: Path) -> None:
         from ray.cluster_utils import Cluster
 
+        self._place = place
         self._common: dict[str, Any] = {
             "node_ip_address": "127.0.0.1",
             "object_store_memory": STORE,
@@ -52,8 +55,14 @@ class Nodes:
         self._others[number] = self._add(cpus)
 
     def close(self) -> None:
-        """End all of it."""
+        """End all of it, and make sure that all of it has ended."""
         self._cluster.shutdown()
+        left = wait_until_empty(lambda: _processes_of(self._place))
+        assert not left, f"processes of the cluster live on: {left}"
+
+    def left(self) -> list[int]:
+        """Actors that live on, after as much time as they need to end with their owner."""
+        return wait_until_empty(lambda: actors_left(self._place))
 
     @contextmanager
     def losing(self, moments: Sequence[float], rng: random.Random) -> Iterator[list[float]]:
@@ -77,13 +86,23 @@ class Nodes:
             thread.join()
 
 
+def wait_until_empty(numbers: Callable[[], list[int]]) -> list[int]:
+    """The numbers, empty as soon as they are: those that stay so long."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while (left := numbers()) and time.monotonic() < until:
+        time.sleep(0.2)
+    return left
+
+
 @contextmanager
-def cluster(*cpus: int) -> Iterator[Nodes]:
-    """A node with so many CPUs for each number; the first is the head."""
+def cluster(*cpus: int, **settings: str) -> Iterator[Nodes]:
+    """A node with so many CPUs for each number; the first is the head. settings: Ray's variables"""
     with scratch_directory("ray") as temporary:
         before = dict(os.environ)
-        os.environ.update(_SETTINGS, RAY_TMPDIR=str(temporary))  # short: sockets are in it
-        nodes = Nodes(cpus)
+        os.environ.update(
+            _SETTINGS | settings, RAY_TMPDIR=str(temporary)
+        )  # short: sockets are in it
+        nodes = Nodes(cpus, temporary)
         try:
             yield nodes
         finally:
@@ -124,14 +143,28 @@ def results(directory: Path, leave: Sequence[str] = ()) -> dict[str, str]:
     return {name: digest for name, digest in kept.items() if Path(name).name not in leave}
 
 
-def actors_left() -> list[int]:
-    """Process ids of actors of Echelon on this machine."""
-    left = []
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = place.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if words[0].startswith(b"ray::_Host"):
-            left.append(int(place.parent.name))
-    return left
+def actors_left(place: Path) -> list[int]:
+    """Process ids of actors of Echelon that a cluster with this directory started."""
+    return [
+        number
+        for number in _processes_of(place)
+        if _read(Path(f"/proc/{number}/cmdline")).startswith(b"ray::_Host")
+    ]
+
+
+def _processes_of(place: Path) -> list[int]:
+    """Process ids of all that belong to a cluster: their output or their words name its place."""
+    numbers = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            output = str((process / "fd/1").readlink())
+            if str(place) in output or os.fsencode(place) in _read(process / "cmdline"):
+                numbers.append(int(process.name))
+    return sorted(numbers)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it has ended
+        return b""

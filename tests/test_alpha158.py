@@ -11,7 +11,9 @@ from test_indicators import days, walk
 
 from echelon.config import FeaturesConfig
 from echelon.config.features import WINDOWS
+from echelon.data.panel import has_vwap
 from echelon.features.base import Bars, Feature
+from echelon.features.engine import anchor_fields
 from echelon.features.indicators import VOLUME_FLOOR, alpha158_features
 from echelon.features.registry import column_names, run, select
 from echelon.types import Floats
@@ -231,3 +233,24 @@ def test_source_with_closes_only_leaves_out_what_it_cannot_give() -> None:
     assert missing["VWAP0"] == ("vwap",)
     assert missing["MAX5"] == ("high", "low")
     assert len(missing) + len(only.names) == 13 + 29
+
+
+def test_vwap_is_traded_value_over_shares_where_that_is_a_price_of_the_bar() -> None:
+    raw = {
+        "close": np.array([10.0, 10.0, 10.0, np.nan]),
+        "high": np.array([12.0, 12.0, 12.0, np.nan]),
+        "low": np.array([9.5, 9.5, 9.5, np.nan]),
+        "volume": np.array([100.0, 0.0, 100.0, 0.0]),
+        # The second bar has no trade, the third's value is in thousands, the fourth is none.
+        "amount": np.array([1100.0, 0.0, 1.1, 0.0]),
+    }
+    fields = anchor_fields(raw, np.full(4, 0.5), vwap=True)
+    np.testing.assert_array_equal(fields["vwap"], [5.5, 5.25, 5.25, np.nan])
+    assert "vwap" not in anchor_fields(raw, np.full(4, 0.5), vwap=False)
+
+
+@pytest.mark.parametrize(("basis", "given"), [("raw", True), ("adjusted", False)])
+def test_average_price_needs_raw_prices_and_traded_value(basis: str, given: bool) -> None:
+    bars = {"high", "low", "close", "volume"}
+    assert has_vwap(bars, basis) is given
+    assert not has_vwap(bars - {"volume"}, basis)

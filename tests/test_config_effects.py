@@ -542,6 +542,7 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "features.indicators.heikin_ashi": ("features.indicators.heikin_ashi=false", _names),
     "features.indicators.supertrend": ("features.indicators.supertrend=[10, 2.0]", _x),
     "features.stationary.enabled": ("features.stationary.enabled=true", _names),
+    "features.relative": ("features.relative=true", _x),
     "features.alpha158": ("features.alpha158=true", _names),
     "features.cross_section.method": ("features.cross_section.method=zscore", _names),
     "features.cross_section.of": (

@@ -297,6 +297,14 @@ def test_factor_with_a_longer_memory_than_it_declares_is_refused_by_name(
         FeatureStream.from_panel(panel, plan, scaler)
 
 
+def test_levels_relative_to_the_close_stream_as_they_are_prepared(
+    shares: StoredMarket, tmp_path: Path
+) -> None:
+    plan = plan_of(shares.panel(), EVERYTHING.model_copy(update={"relative": True}))
+    for cut in (1, 70):
+        assert assert_streams_alike(shares, plan, tmp_path / "x.npy", cut) > 100
+
+
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("method", ["rank", "zscore"])
 def test_features_compared_across_symbols_stream_as_they_are_prepared(

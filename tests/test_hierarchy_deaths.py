@@ -23,6 +23,9 @@ from worlds import make_world
 from echelon.envs import World
 from echelon.errors import TrainingError
 from echelon.population.learner import HierarchyLearner
+from echelon.population.member import Member
+from echelon.types import Metrics
+from echelon.workers import Engine, use_engine
 
 
 class Story:
@@ -103,7 +106,7 @@ def without_losses(learner: HierarchyLearner) -> Everything:
     return Everything(found.tensors, found.state | {"events": kept})
 
 
-Call = Callable[[str, Mapping[int, Any]], dict[int, Any]]
+Begin = Callable[[str | None, Mapping[int, Any]], None]
 
 
 def dying(
@@ -114,16 +117,16 @@ def dying(
     How many times are left, as one number in a list.
     """
     pool = learner.members.pool
-    call: Call = pool._call
+    begin: Begin = pool._begin
     left = [times]
 
-    def fatal(called: str, arguments: Mapping[int, Any]) -> dict[int, Any]:
+    def fatal(called: str | None, arguments: Mapping[int, Any]) -> None:
         if called == method and left[0] and arguments:
             left[0] -= 1
             kill_worker(learner, min(arguments) % 2)
-        return call(called, arguments)
+        begin(called, arguments)
 
-    monkeypatch.setattr(pool, "_call", fatal)
+    monkeypatch.setattr(pool, "_begin", fatal)
     return left
 
 
@@ -134,6 +137,62 @@ def test_neither_the_number_of_processes_nor_the_death_of_one_changes_a_result(
     kill_worker(hurt)
     assert_equal(without_losses(trained(hurt, 2)), plain.after[5])
     hurt.close()
+
+
+class Elsewhere(Engine):
+    """Processes of this machine that are treated as those of others: they see none of our files."""
+
+    away = True
+
+
+@pytest.fixture(scope="module")
+def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Story, HierarchyLearner]]:
+    """A story, and its like in two processes elsewhere, whose members collect ahead."""
+    world = make_world(n_rows=200, n_assets=3, window=6)
+    directory = tmp_path_factory.mktemp("far")
+    story = Story(world, directory)
+    with use_engine(Elsewhere()):
+        learner = make_learner(world, directory / "far", "trainer.workers=2")
+    yield story, learner
+    learner.close()
+    story.close()
+
+
+def test_members_that_collect_ahead_change_nothing_that_is_saved_or_learned(
+    far: tuple[Story, HierarchyLearner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story, learner = far
+    seen = []
+    router_learns = learner.router.learn
+
+    def learn(*args: Any, **kwargs: Any) -> Metrics:
+        seen.append(learner.members.pool._busy != {})
+        return router_learns(*args, **kwargs)
+
+    monkeypatch.setattr(learner.router, "learn", learn)
+    for number in range(1, 6):
+        learner.train_once()
+        assert learner.members._under_way
+        learner.policy()  # is made without waiting for those who collect
+        assert learner.members._under_way
+        assert_equal(everything(learner), story.after[number])
+    assert seen == [False]  # members evolve in the same round, after the router has learned
+    learner.restore(*story.checkpoint(2))
+    assert_equal(everything(trained(learner, 3)), story.after[5])
+
+
+def test_members_that_die_while_they_collect_ahead_do_it_again(
+    far: tuple[Story, HierarchyLearner],
+) -> None:
+    story, learner = far
+    learner.restore(*story.checkpoint(2))
+    learner.train_once()
+    kill_worker(learner)
+    assert_equal(everything(learner), story.after[3])  # it is not known yet
+    assert_equal(without_losses(trained(learner, 1)), story.after[4])
+    kill_worker(learner, 1)
+    learner.members.ask(Member.skill_number)  # finds it out, while the others are ahead
+    assert_equal(without_losses(trained(learner, 1)), story.after[5])
 
 
 def test_a_worker_that_keeps_dying_stops_the_run_with_what_to_do(
@@ -173,9 +232,9 @@ def test_a_worker_killed_between_rounds_does_not_spoil_the_checkpoint_nor_its_re
     kill_worker(hurt)
     tensors, state = hurt.state()
     tensors = {name: value.clone() for name, value in tensors.items()}
-    assert_equal(without_losses(hurt), plain.after[3])
-    before = state["events"] = plain.after[3].state["events"]
-    trained(hurt, 1)
+    assert_equal(everything(hurt), plain.after[3])  # nobody has to be asked
+    before = state["events"]
+    assert_equal(without_losses(trained(hurt, 1)), plain.after[4])
     dying(hurt, "restore", monkeypatch)
     hurt.restore(tensors, state)
     assert [event.kind for event in hurt._events[len(before) :]] == ["worker_lost"]

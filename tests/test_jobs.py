@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from echelon import stopping, workers
-from echelon.errors import DataError, TrainingError
+from echelon.errors import DataError, TrainingError, WorkersLostError
 from echelon.stopping import SIGNALS
-from echelon.workers import Failure, Report, ShouldStop, run_jobs, start_worker
+from echelon.workers import Failure, Report, ShouldStop, job_counts, run_jobs, start_worker
 
 
 def _odd_job(job: str, report: Report, _should_stop: ShouldStop) -> str:
@@ -34,9 +34,17 @@ def _odd_job(job: str, report: Report, _should_stop: ShouldStop) -> str:
 
 def test_processes_keep_the_order_and_failures_stay_apart() -> None:
     said: dict[int, object] = {}
-    jobs = ["one", "data", "disk", "bug", "killed", "two"]
-    done = run_jobs(_odd_job, jobs, workers=2, on_report=said.__setitem__)
+    jobs, before, during = ["one", "data", "disk", "bug", "killed", "two"], job_counts(), []
+
+    def hear(k: int, message: object) -> None:
+        said[k] = message
+        during.append(job_counts())
+
+    done = run_jobs(_odd_job, jobs, workers=2, on_report=hear)
     assert not done.stopped
+    assert during[0][:2] == (4, 2)
+    after = [new - old for new, old in zip(job_counts(), before, strict=True)]
+    assert after == [0, 0, 2, 4, 1]
     first, data, disk, bug, killed, last = done.results
     assert (first, last) == ("ONE", "TWO")
     errors = [result.error for result in (data, disk, bug, killed) if isinstance(result, Failure)]
@@ -55,6 +63,32 @@ def test_failure_in_this_process_does_not_stop_the_next_job() -> None:
     done = run_jobs(_odd_job, ["data", "one"], workers=1)
     assert isinstance(done.results[0], Failure)
     assert done.results[1] == "ONE"
+
+
+class _Again(workers.Engine):
+    """Begins a job again, once since it last got on."""
+
+    retries = 1
+
+
+def _lonely_job(file: str, _report: Report, _should_stop: ShouldStop) -> str:
+    """Loses its own workers as many times as the file says."""
+    left = int(Path(file).read_text())
+    Path(file).write_text(str(left - 1))
+    if left:
+        raise WorkersLostError("planted")
+    return "done"
+
+
+def test_job_that_lost_its_own_workers_is_begun_again(tmp_path: Path) -> None:
+    once, twice = tmp_path / "once", tmp_path / "twice"
+    for times, file in enumerate((once, twice), 1):
+        file.write_text(str(times))
+    with workers.use_engine(_Again()):
+        done = run_jobs(_lonely_job, [str(once), str(twice)], workers=2)
+    assert done.results[0] == "done"
+    assert isinstance(done.results[1], Failure)
+    assert type(done.results[1].error) is WorkersLostError
 
 
 def _wait(job: str, report: Report, should_stop: ShouldStop) -> str:

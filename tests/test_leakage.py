@@ -60,13 +60,16 @@ def _check(config: Config, source: FrameSource) -> LeakageReport:
     return check_leakage(config, store, manifest)
 
 
-def test_every_shipped_feature_passes_on_a_market_with_everything(tmp_path: Path) -> None:
+@pytest.mark.parametrize("relative", ["true", "false"])
+def test_every_shipped_feature_passes_on_a_market_with_everything(
+    relative: str, tmp_path: Path
+) -> None:
     config = load_config(
         CONFIGS / "qtmrl.yaml",
         [
             *(f"data.store={tmp_path}/store", SPLITS, "assets=[]", "data.delist_after=30"),
             "features.stationary.enabled=true",
-            "features.alpha158=[5, 20]",
+            *("features.alpha158=[5, 20]", f"features.relative={relative}"),
         ],
     )
     report = _check(config, _with_membership())

@@ -208,11 +208,15 @@ def test_command_that_trains_answers_prometheus_until_it_ends(
         *("--workers", "1", "--metrics-port", str(port)),
     )
     before, after = pages
-    assert before == {}
+    assert {key[0] for key in before} == {"training_jobs", "training_job_deaths_total"}
+    assert not any(before.values())
     steps = {key[1:]: value for key, value in after.items() if key[0] == "training_steps"}
     expected = {"train": {"here": 800}, "walk-forward": {f"here/folds/{f}": 400 for f in FOLDS}}
     assert steps == {(run, "42"): steps for run, steps in expected[command].items()}
     assert {value for key, value in after.items() if key[0] == "training_finished"} == {1.0}
+    jobs = {key[1]: value for key, value in after.items() if key[0] == "training_jobs"}
+    assert jobs.pop("done") >= len(expected[command])
+    assert jobs == dict.fromkeys(("waiting", "running", "failed"), 0.0)
     assert f"metrics: http://127.0.0.1:{port}/metrics" in err
     with pytest.raises(ConnectionRefusedError):
         _scrape(port)

@@ -25,7 +25,12 @@ from echelon.errors import FeatureError
 from echelon.features._kernels import rank_rows as rank
 from echelon.features.base import Bars, CrossSection, Feature, Field
 from echelon.features.engine import FeaturePlan
-from echelon.features.indicators import alpha158_features
+from echelon.features.indicators import (
+    alpha158_features,
+    indicator_features,
+    ohlcv_features,
+    relative_feature,
+)
 from echelon.features.registry import LeftOut, Selection, factor, load_modules, run, select
 from echelon.types import Bools, Floats
 
@@ -47,6 +52,7 @@ EVERYTHING = FeaturesConfig(
     alpha158=(5, 20),
 )
 SHIPPED = [s for s in select(EVERYTHING, ALL_FIELDS).specs if isinstance(s, Feature)]
+LEVELS = (*ohlcv_features(), *indicator_features(EVERYTHING.indicators))
 each_shipped = pytest.mark.parametrize("feature", SHIPPED, ids=lambda f: f.names[0])
 seeds = st.integers(0, 2**32 - 1)
 
@@ -134,6 +140,29 @@ def test_prices_times_a_constant_scale_lines_and_leave_ratios(
         np.testing.assert_allclose(
             after[:, k], before[:, k] * unit, rtol=1e-7, atol=1e-9 * unit, err_msg=name
         )
+
+
+@pytest.mark.parametrize("level", LEVELS, ids=lambda f: f.names[0])
+def test_relative_level_is_a_ratio_to_the_close_and_has_no_unit(level: Feature) -> None:
+    bars, feature = walk(150, 3), relative_feature(level)
+    assert (feature.names, feature.group) == (level.names, level.group)
+    before, after = run(level, bars), run(feature, bars)
+    for k, name in enumerate(level.names):
+        plain, close = before[:, k], bars.close
+        if name == "close":
+            expected = np.r_[np.nan, np.log(close[1:] / close[:-1])]
+        elif name == "volume":
+            mean = np.convolve(bars.value, np.ones(20) / 20)[:150]
+            expected = np.log(np.maximum(bars.value / mean, 0.01))
+            expected[:19] = np.nan
+        elif name.startswith(UNITLESS):
+            expected = plain
+        else:
+            expected = plain / close - (0 if name.startswith(("macd", "atr")) else 1)
+        np.testing.assert_allclose(after[:, k], expected, 1e-9, 1e-12, err_msg=name)
+    keep = ("times", "value")
+    scaled = over_fields(bars, lambda name, a: a if name in keep else a * 1000.0)
+    np.testing.assert_allclose(run(feature, scaled), after, 1e-7, 1e-9)
 
 
 @each_shipped

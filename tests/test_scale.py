@@ -6,8 +6,10 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -22,7 +24,7 @@ from echelon.cli.options import with_engine
 from echelon.config import fingerprint, load_config, to_yaml
 from echelon.errors import DataError, TrainingError, UsageError
 from echelon.workers import Failure, Pool, Report, ShouldStop, run_jobs
-from reliability._clusters import Nodes, actors_left, bare_world, cluster, results, run
+from reliability._clusters import Nodes, bare_world, cluster, results, run
 from reliability._commands import COMMANDS, shrink_proof
 
 HIERARCHY = (
@@ -45,7 +47,14 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def three() -> Iterator[Nodes]:
     with cluster(1, 2, 2) as nodes:
         yield nodes
-    assert actors_left() == []
+        assert nodes.left() == []
+
+
+@pytest.fixture(scope="module", params=[(4,), (1, 2, 2)], ids=["one node", "three nodes"])
+def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
+    with cluster(*request.param) as own:
+        yield own
+        assert own.left() == []
 
 
 class Worlds:
@@ -160,13 +169,26 @@ def _listening_beyond_loopback() -> list[str]:
 @pytest.mark.services
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_hierarchy_is_the_same_on_any_number_of_actors(
-    three: Nodes, worlds: Worlds, workers: int
+def test_hierarchy_is_the_same_on_any_number_of_actors_and_nodes(
+    nodes: Nodes, worlds: Worlds, workers: int
 ) -> None:
     argv = (*HIERARCHY, "-o", f"trainer.workers={workers}")
-    assert worlds.done(argv, "--on", f"ray:{three.address}") == worlds.local(HIERARCHY)
-    if workers == 2:
-        assert worlds.done(argv) == worlds.local(HIERARCHY)
+    assert worlds.done(argv, "--on", f"ray:{nodes.address}") == worlds.local(HIERARCHY)
+
+
+@pytest.mark.services
+@pytest.mark.timeout(900)
+def test_thirty_two_members_in_eight_niches_are_the_same_by_four_actors(
+    three: Nodes, worlds: Worlds
+) -> None:
+    argv = (
+        *("train", "-c", "hierarchy.yaml", "-o", "experts.n_experts=8"),
+        *("-o", "trainer.evolution.members_per_niche=4", "--output-dir", "runs/a"),
+        *("-o", "experts.sharing.buffer_size=12800", "-o", "train.total_env_steps=2560"),
+        *("-o", "train.validate_every_steps=1280", "-o", "train.checkpoint_every_steps=1280"),
+    )
+    by_four = worlds.done((*argv, "-o", "trainer.workers=4"), "--on", f"ray:{three.address}")
+    assert by_four == worlds.local(argv)
 
 
 @pytest.mark.services
@@ -190,6 +212,89 @@ def test_other_work_is_the_same_on_three_nodes(
     monkeypatch.setattr(prove, "QUICK", prove.QUICK)
     shrink_proof()
     assert worlds.done(argv, "--on", f"ray:{three.address}") == worlds.local(argv)
+
+
+@pytest.mark.services
+@pytest.mark.timeout(600)
+def test_hierarchy_is_the_same_by_two_processes(worlds: Worlds) -> None:
+    assert worlds.done((*HIERARCHY, "-o", "trainer.workers=2")) == worlds.local(HIERARCHY)
+
+
+def look_around(job: str, _report: Report, _should_stop: ShouldStop) -> bool:
+    """Whether what is named is below the directory that a worker is in."""
+    return Path(job).exists()
+
+
+@pytest.mark.services
+def test_actors_are_where_the_data_are_not(
+    three: Nodes, bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So what they do in the other tests, they do with what was sent to them."""
+    monkeypatch.chdir(bare)
+    names = ["bars.csv", "store", "flat.yaml"]
+    assert all(Path(name).exists() for name in names)
+    with scale.ray_engine(three.address, 1, 300_000_000):
+        assert run_jobs(look_around, names, workers=2).all_or_raise() == [False] * 3
+
+
+@pytest.mark.services
+@pytest.mark.timeout(600)
+def test_actor_out_of_memory_is_an_error_that_says_so_and_can_be_gone_on_with(
+    bare: Path, worlds: Worlds, tmp_path: Path
+) -> None:
+    place = Path(shutil.copytree(bare, tmp_path / "full"))
+    argv = ("train", "-c", "flat.yaml", "--seeds", "2", "--output-dir", "runs/a")
+    with (
+        cluster(2, RAY_memory_usage_threshold="0.001", RAY_memory_monitor_refresh_ms="100") as full,
+        pytest.raises(TrainingError, match=r"seed \d+: .*out of memory; ") as caught,
+    ):
+        run(place, *argv, "--on", f"ray:{full.address}")
+    assert "Go on with --resume, with fewer --workers" in str(caught.value)
+    assert str(caught.value).count("seed 42") == 1
+    run(place, "train", "--resume", "runs/a")
+    assert results(place, NOT_ON_CLUSTERS) == worlds.local(argv)
+
+
+@pytest.mark.services
+@pytest.mark.timeout(600)
+def test_work_is_the_same_over_tls_and_a_driver_without_it_is_refused(
+    bare: Path, worlds: Worlds, tmp_path: Path
+) -> None:
+    """In processes of their own: Ray reads its variables once."""
+    from ray._common.tls_utils import generate_self_signed_tls_certs
+
+    place = Path(shutil.copytree(bare, tmp_path / "tls"))
+    argv = ("train", "-c", "flat.yaml", "--seeds", "2", "--output-dir", "runs/a")
+    files = dict(zip(("CERT", "KEY"), generate_self_signed_tls_certs(), strict=True))
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    secure = {f"RAY_TLS_SERVER_{name}": str(tmp_path / name) for name in files}
+    secure |= {"RAY_USE_TLS": "1", "RAY_TLS_CA_CERT": str(tmp_path / "CERT")}
+    script = (
+        "import subprocess, sys\n"
+        "from reliability._clusters import cluster\n"
+        "words = [sys.executable, '-m', 'echelon', *sys.argv[1:], '--on']\n"
+        "plain = {k: v for k, v in __import__('os').environ.items() if k != 'RAY_USE_TLS'}\n"
+        "with cluster(2) as nodes:\n"
+        "    where = f'ray:{nodes.address}'\n"
+        "    refused = subprocess.run([*words, where], env=plain, capture_output=True, text=True)\n"
+        "    subprocess.run([*words, where], check=True)\n"
+        "print(refused.returncode, refused.stderr)\n"
+    )
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", script, *argv],
+        cwd=place,
+        env=os.environ | secure | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    refused = done.stdout.splitlines()[-8:]
+    assert any(line.startswith("2 ") for line in refused)
+    assert "RAY_USE_TLS" in " ".join(refused)
+    assert results(place, NOT_ON_CLUSTERS) == worlds.local(argv)
 
 
 @pytest.mark.services
@@ -231,10 +336,7 @@ def test_driver_that_ends_leaves_no_actor_and_is_gone_on_with(
     again = ("train", "--resume", "runs/a") if (place / "runs/a/config.yaml").exists() else argv
     run(place, *again, *on)
     assert results(place, NOT_ON_CLUSTERS) == worlds.local(argv)
-    until = time.monotonic() + 60
-    while actors_left() and time.monotonic() < until:
-        time.sleep(0.5)
-    assert actors_left() == []
+    assert three.left() == []
 
 
 @pytest.mark.services
@@ -255,6 +357,61 @@ def test_what_an_actor_asks_for_must_fit_on_a_node(three: Nodes) -> None:
 )
 def test_address_that_is_no_good_is_refused_at_once(address: str, words: str) -> None:
     with pytest.raises(UsageError, match=words), scale.ray_engine(address, 1, 0):
+        pass
+
+
+@pytest.mark.parametrize("answer", [b"", b"\x15\x03\x01\x00\x02\x02\x46", b"HTTP/1.1 400"])
+def test_address_where_something_else_listens_is_refused_at_once(answer: bytes) -> None:
+    """It hangs up, as a cluster with TLS does; it says why; it is a web server."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def hear() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                assert connection.recv(100).startswith(b"PRI * HTTP/2.0")
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=hear)
+        thread.start()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        with (
+            pytest.raises(UsageError, match="no head of a Ray cluster answers there, or one with"),
+            scale.ray_engine(address, 1, 0),
+        ):
+            pass
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("train", "-c", "flat.yaml", "--output-dir", "runs/a"),
+        WALK,
+        PROVE,
+        ("tune", "-c", "flat.yaml", "--ranges", "ranges.yaml", "--output-dir", "runs/a"),
+        ("execution", "train", "-c", "execution.yaml", "--output-dir", "runs/a"),
+        ("execution", "prove", "--output-dir", "runs/a"),
+    ],
+    ids=["train", "walk-forward", "prove", "tune", "execution", "execution-prove"],
+)
+def test_command_whose_cluster_is_not_there_writes_nothing(
+    bare: Path, tmp_path: Path, argv: tuple[str, ...]
+) -> None:
+    place = Path(shutil.copytree(bare, tmp_path / "w"))
+    (place / "ranges.yaml").write_text("train.gamma: [0.5, 0.9]\n")
+    with pytest.raises(UsageError, match=r"--on ray:127\.0\.0\.1:1: nobody answers there"):
+        run(place, *argv, "--on", "ray:127.0.0.1:1")
+    runs = {str(p.relative_to(place)) for p in place.glob("runs/**/*") if p.is_file()}
+    assert runs <= {"runs/registry/trials.json", "runs/registry/reads.json"}
+
+
+def test_certificates_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        pytest.raises(UsageError, match="No such file or directory"),
+        scale.ray_engine(f"127.0.0.1:{listening.getsockname()[1]}", 1, 0),
+    ):
         pass
 
 

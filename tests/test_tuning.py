@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 
 from echelon.config import load_config
-from echelon.errors import ConfigError
-from echelon.evaluation.tuning import read_ranges
+from echelon.errors import ConfigError, UsageError
+from echelon.evaluation.tuning import Tuning, read_ranges
+from echelon.report.texts import Words
+from echelon.report.tuning import write_tuning_report
 from reliability._clusters import bare_world, run
 
 RANGES = "train.lr_actor: {low: 1.0e-4, high: 1.0e-1, log: true}\ntrain.gamma: [0.5, 0.9]\n"
@@ -68,7 +71,6 @@ class Killed(BaseException):
 def test_search_that_was_killed_comes_to_the_same_end(
     bare: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from echelon.evaluation.tuning import Tuning
 
     place = Path(shutil.copytree(bare, tmp_path / "w"))
     tell, calls = Tuning.tell, iter(range(9))
@@ -114,3 +116,42 @@ def test_range_that_is_no_good_is_refused_with_its_key(
     with pytest.raises(ConfigError) as caught:
         read_ranges(tmp_path / "ranges.yaml", load_config(None, []))
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("lang", "page"), [("en", "report.html"), ("zh", "report.zh.html")])
+def test_report_shows_the_search_and_every_trial_in_both_languages(
+    whole: Path, lang: str, page: str
+) -> None:
+    run(whole, "report", "runs/t", "--lang", lang)
+    text = (whole / "runs/t/report" / page).read_text()
+    words = Words(lang)
+    for key in ("tuning_title", "tuning_search_note", "tuning_pruned", "tuning_log"):
+        assert words(key) in text
+    assert words("tuning_deflation", n=8) in text
+    lines = table(whole)
+    complete = [line for line in lines if line["state"] == "complete"]
+    best = max(complete, key=lambda line: float(line["value"]))
+    cells = re.findall(r'<th scope="row">(?:<b>)?(trial-\d+)', text)
+    assert sorted(cells) == [line["trial"] for line in lines]
+    assert cells[0] == best["trial"]
+    assert f"<b>{best['trial']}</b>" in text
+    for line in lines:  # each is a point of the chart, with what it came to
+        assert f"{line['trial']}: {float(line['value']):.3f}" in text
+    assert "train.lr_actor: 0.0001 – 0.1" in text
+
+
+def test_report_of_a_search_that_has_not_ended_names_the_command(
+    bare: Path, tmp_path: Path
+) -> None:
+    place = Path(shutil.copytree(bare, tmp_path / "w"))
+    tuning = Tuning(
+        place / "runs/t",
+        load_config(place / "flat.yaml", []),
+        read_ranges(place / "ranges.yaml", load_config(place / "flat.yaml", [])),
+    )
+    tuning.directory.mkdir(parents=True)
+    tuning.save()
+    with pytest.raises(UsageError, match=r"has not ended\. Go on with `echelon tune --resume"):
+        write_tuning_report(tuning.directory)
+    with pytest.raises(UsageError, match="trials on validation only"):
+        run(place, "report", "runs/t", "--split", "test")

@@ -28,6 +28,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import importlib.metadata
+import importlib.util
 import io
 import logging
 import os
@@ -36,6 +37,7 @@ import queue
 import shutil
 import signal
 import socket
+import ssl
 import sys
 import tempfile
 import threading
@@ -48,7 +50,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
-from echelon.errors import TrainingError, UsageError
+from echelon.errors import TrainingError, UsageError, shorten
 from echelon.files import exclusive_lock, scratch_directory, staging_directory, swap_directory
 from echelon.files import write_atomic as write_file
 from echelon.stopping import SIGNALS
@@ -76,6 +78,9 @@ _TAKE_SECONDS, _REACH_SECONDS, _START_SECONDS = 10.0, 5.0, 300.0
 _SYNC_SECONDS = 5.0
 """Between two rounds after which changed files come back, without a new checkpoint."""
 _RETRIES = 3
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_SETTINGS_FRAME = b"\x04"
+"""How a client of gRPC begins, and the kind of what it is answered."""
 _STORE_BYTES = 512 * 1024 * 1024
 """Of the object store of a cluster that is started for one command; what is more spills to disk."""
 _LOCKED = (
@@ -358,9 +363,8 @@ class RayWorker(Worker):
 
     def _lose(self, text: str) -> None:
         """Note that it has ended, and why."""
-        lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
-        why = " ".join(lines[:12])[:600]
-        if "memory pressure" in text or "OutOfMemory" in text:
+        why = shorten(text, 600)
+        if any(words in text for words in ("low on memory", "memory pressure", "OutOfMemory")):
             why = f"out of memory; {why}"
         self._engine.deaths += 1
         self.ended = f"{self._where or 'before it was at work'}: {why}"
@@ -375,18 +379,14 @@ def ray_engine(address: str, cpus: float, memory: int) -> Iterator[RayEngine]:
     """
     before = {number: signal.getsignal(number) for number in SIGNALS}
     with ExitStack() as stack:
-        where = _cluster_of(address)
-        if where is None:
-            settings = stack.enter_context(_own_cluster())
-        else:
-            _refuse_unreachable(where)
-            settings = {"address": where}
+        where = reach_cluster(address)
+        settings = stack.enter_context(_own_cluster()) if where is None else {"address": where}
         ray = import_ray()
         try:
             ray.init(**settings, log_to_driver=False, configure_logging=False)
         except (RuntimeError, ConnectionError, ValueError, OSError) as error:
             raise UsageError(
-                f"--on ray:{address}: {_first_lines(error)}. Start the cluster with the Ray and "
+                f"--on ray:{address}: {shorten(error, 400)} Start the cluster with the Ray and "
                 "Python of this machine (see docs/guide/scale.md)."
             ) from None
         finally:  # Ray takes them, and would leave without a checkpoint
@@ -397,6 +397,16 @@ def ray_engine(address: str, cpus: float, memory: int) -> Iterator[RayEngine]:
         engine = RayEngine(cpus, _fitting_memory(ray, memory))
         with use_engine(engine):
             yield engine
+
+
+def reach_cluster(address: str) -> str | None:
+    """HOST:PORT of a head that is there, None: a cluster is to be started; raises where none is."""
+    if importlib.util.find_spec("ray") is None:
+        import_ray()  # says which extra has it
+    where = _cluster_of(address)
+    if where is not None:
+        _refuse_unreachable(where)
+    return where
 
 
 def import_ray() -> Any:  # noqa: ANN401 (a module)
@@ -446,15 +456,40 @@ def _cluster_of(address: str) -> str | None:
 
 
 def _refuse_unreachable(address: str) -> None:
-    """Ask quickly; Ray would try for minutes."""
+    """Ask quickly whether the head of a cluster is there; Ray would try for minutes."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), _REACH_SECONDS).close()
+        with (
+            socket.create_connection((host, int(port)), _REACH_SECONDS) as plain,
+            _secured(plain) as connection,
+        ):
+            connection.sendall(_GREETING)
+            answer = connection.recv(4)
     except OSError as error:
         raise UsageError(
             f"--on ray:{address}: nobody answers there ({error.strerror or error}). Start the "
             "cluster (`ray start --head`), or name the address it says."
         ) from None
+    if answer[3:] != _SETTINGS_FRAME:
+        raise UsageError(
+            f"--on ray:{address}: no head of a Ray cluster answers there, or one with TLS, for "
+            "which RAY_USE_TLS and its certificates must be set here too. Name the address that "
+            "`ray start --head` says."
+        )
+
+
+def _secured(plain: socket.socket) -> socket.socket:
+    """The connection as Ray would have it: with TLS where its variables say so."""
+    given = os.environ
+    if given.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return plain
+    context = ssl.create_default_context(cafile=given.get("RAY_TLS_CA_CERT"))
+    context.check_hostname = False  # nor does Ray
+    context.set_alpn_protocols(["h2"])
+    context.load_cert_chain(
+        given.get("RAY_TLS_SERVER_CERT", ""), given.get("RAY_TLS_SERVER_KEY", "")
+    )
+    return context.wrap_socket(plain)
 
 
 @contextmanager
@@ -855,7 +890,3 @@ def _openblas_threads() -> int:
     """Threads of OpenBLAS, on which the rounding of products depends."""
     given = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or ""
     return int(given) if given.isdecimal() else len(os.sched_getaffinity(0))
-
-
-def _first_lines(error: BaseException) -> str:
-    return " ".join(" ".join(str(error).split())[:400].rstrip(".").split())

@@ -183,6 +183,10 @@ class TrainingError(EchelonError):
     exit_code = 8
 
 
+class WorkersLostError(TrainingError):
+    """Processes that others depend on ended: elsewhere, or later, they may live."""
+
+
 class Stopped(EchelonError):
     """Ctrl-C or SIGTERM (143) stopped the work in an orderly way; the message says how to go on."""
 

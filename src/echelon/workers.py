@@ -56,7 +56,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
-from echelon.errors import EchelonError, TrainingError
+from echelon.errors import EchelonError, TrainingError, WorkersLostError
 from echelon.files import (
     Closing,
     Mark,
@@ -98,8 +98,8 @@ class Engine:
     """Times that a job is begun again whose worker died, as long as nothing more of it is done."""
 
     def start(self, work: Callable[..., None], *args: object, daemon: bool = False) -> Worker:
-        """Start a worker that does `work(pipe, *args)`."""
-        return start_worker(work, *args, daemon=daemon)
+        """Start a worker that does `work(end, *args)`."""
+        return start_worker(_work_at_end, work, *args, daemon=daemon)
 
     def ready(self, workers: Iterable[Worker], timeout: float | None = None) -> list[Worker]:
         """Those that have sent something, or have ended."""
@@ -176,6 +176,7 @@ class Pool(Closing, Generic[_T_co]):
         """None where all live in this process. Of W, number w hosts the members w, w + W, …"""
         self._make_member, self._threads, self._closed = make, threads, False
         self._engine = engine()
+        self._begun: list[_Call] = []
         self._busy: dict[Worker, list[int]] = {}
         """Members whose answers are still to come."""
         self.remote = min(workers, size) > 1
@@ -207,14 +208,30 @@ class Pool(Closing, Generic[_T_co]):
     ) -> dict[int, _R | Failure]:
         """Call a method of the members' class, with the same arguments for each one named."""
         # By its name: the member's own class may have its own.
-        return self._call(method.__name__, dict.fromkeys(numbers, _pack((args, kwargs))))
+        self._begin(method.__name__, dict.fromkeys(numbers, _pack((args, kwargs))))
+        return self.finish()
 
     def call_each(
         self, method: Callable[[_T_co, _A], _R], arguments: Mapping[int, _A]
     ) -> dict[int, _R | Failure]:
         """Call a method with an argument of its own for each member named."""
-        packed = {number: _pack(((own,), {})) for number, own in arguments.items()}
-        return self._call(method.__name__, packed)
+        self.begin_each(method, arguments)
+        return self.finish()
+
+    def begin_each(
+        self, method: Callable[[_T_co, _A], object], arguments: Mapping[int, _A]
+    ) -> None:
+        """Have members in other processes begin a `call_each`; in this one they wait for `finish`.
+
+        Nothing else may be asked before `finish` has given the answers.
+        """
+        self._begin(method.__name__, {m: _pack(((own,), {})) for m, own in arguments.items()})
+
+    def finish(self) -> dict[int, Any]:
+        """Answers to what was begun."""
+        begun, self._begun = self._begun, []
+        answers = self._answers_to(begun)
+        return {call.number: self._result(call.number, answers[call.number]) for call in begun}
 
     def rebuild(self, number: int) -> list[int]:
         """Make a member again; where its process died, all that lived there, in a new process.
@@ -251,22 +268,25 @@ class Pool(Closing, Generic[_T_co]):
         """Numbers of all that live in the process of one."""
         return list(range(number % len(self.workers), self.size, len(self.workers)))
 
-    def _call(self, method: str, arguments: Mapping[int, bytes]) -> dict[int, Any]:
+    def _begin(self, method: str | None, arguments: Mapping[int, bytes]) -> None:
         unknown = [number for number in arguments if not 0 <= number < self.size]
         assert not unknown, f"members are numbered 0 to {self.size - 1}, found {unknown}"
-        calls = [_Call(number, method, packed) for number, packed in arguments.items()]
-        answers = self._ask(calls)
-        return {number: self._result(number, answers[number]) for number in arguments}
-
-    def _make(self, numbers: Sequence[int]) -> list[Failure]:
-        answers = self._ask([_Call(number, None, b"") for number in numbers])
-        results = [self._result(number, answers[number]) for number in numbers]
-        return [result for result in results if isinstance(result, Failure)]
-
-    def _ask(self, calls: Sequence[_Call]) -> dict[int, _Outcome]:
-        """Outcomes of all calls; all processes work at the same time."""
+        assert not self._begun, "answers to what was begun before have not been taken"
         if self._closed:
             raise RuntimeError("the pool is closed: its members are gone")
+        self._begun = [_Call(number, method, packed) for number, packed in arguments.items()]
+        for w, worker in enumerate(self.workers):
+            own = [call for call in self._begun if call.number % len(self.workers) == w]
+            if own:
+                self._busy[worker] = [call.number for call in own]
+                worker.send(own)
+
+    def _make(self, numbers: Iterable[int]) -> list[Failure]:
+        self._begin(None, dict.fromkeys(numbers, b""))
+        return [result for result in self.finish().values() if isinstance(result, Failure)]
+
+    def _answers_to(self, calls: Sequence[_Call]) -> dict[int, _Outcome]:
+        """Outcomes of all calls; all processes work at the same time."""
         if not self.workers:
             import torch
 
@@ -281,11 +301,6 @@ class Pool(Closing, Generic[_T_co]):
                 torch.set_num_threads(before)
         outcomes: dict[int, _Outcome] = {}
         try:
-            for w, worker in enumerate(self.workers):
-                own = [call for call in calls if call.number % len(self.workers) == w]
-                if own:
-                    self._busy[worker] = [call.number for call in own]
-                    worker.send(own)
             while self._busy:
                 for worker in self._engine.ready(self._busy):
                     answers = worker.receive()
@@ -304,7 +319,7 @@ class Pool(Closing, Generic[_T_co]):
             return _unpack(outcome.content)
         if outcome.kind == "lost":
             others = ", ".join(map(str, self._housemates(number)))
-            error: Exception = TrainingError(
+            error: Exception = WorkersLostError(
                 f"member {number}: its process (members {others}) ended unexpectedly "
                 f"({outcome.content}), perhaps for want of memory. Resume the run with fewer "
                 "trainer.workers."
@@ -324,7 +339,7 @@ class _Call(NamedTuple):
     arguments: bytes  # of its own: two members must not get the same array, and change it
 
 
-def _host_members(pipe: Connection | End, threads: int) -> None:
+def _host_members(end: End, threads: int) -> None:
     """Host members in a worker of their own, until asked to leave."""
     import torch
 
@@ -339,7 +354,6 @@ def _host_members(pipe: Connection | End, threads: int) -> None:
         threading.Thread(target=leave_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     members: dict[int, Any] = {}
-    end = pipe if isinstance(pipe, End) else End(pipe)
     with suppress(EOFError, OSError):  # the parent has gone
         make = end.receive()
         while (calls := end.receive()) is not None:
@@ -381,6 +395,24 @@ class JobResults(Generic[_R]):
         return done
 
 
+class JobCounts(NamedTuple):
+    """Jobs of this process by state, and how often a worker died over one."""
+
+    waiting: int = 0
+    running: int = 0
+    done: int = 0
+    failed: int = 0
+    deaths: int = 0
+
+
+_counts = JobCounts()
+
+
+def job_counts() -> JobCounts:
+    """So far: those at work, and of all that were done before. Any thread may ask."""
+    return _counts
+
+
 def run_jobs(
     task: _Task[_J, _R],
     jobs: Sequence[_J],
@@ -389,96 +421,135 @@ def run_jobs(
     on_report: Callable[[int, object], None] = lambda _k, _message: None,
 ) -> JobResults[_R]:
     """Run every job; `on_report(k, message)` passes on what the task of job k reports."""
-    if engine().away or (workers > 1 and len(jobs) > 1):
-        return _run_in_workers(task, jobs, min(workers, len(jobs)), on_report)
-    results: list[_R | Failure | None] = [None] * len(jobs)
+    run = _JobRun(task, jobs, min(workers, len(jobs)), on_report)
     with stop_requests() as stop:
-        for k, job in enumerate(jobs):
-            if stop():
-                break
-            try:
-                results[k] = task(job, partial(on_report, k), stop)
-            except EchelonError as error:
-                results[k] = Failure(error)
-        return JobResults(results, stop())
+        if engine().away or (workers > 1 and len(jobs) > 1):
+            run.in_workers(stop)
+        else:
+            run.here(stop)
+        return JobResults(run.results, stop())
 
 
-def _run_in_workers(
-    task: _Task[_J, _R], jobs: Sequence[_J], workers: int, on_report: Callable[[int, object], None]
-) -> JobResults[_R]:
-    """Do all jobs, or those that were begun before a stop, in workers.
+class _JobRun(Generic[_J, _R]):
+    """Jobs, those that wait, and who does which of the others.
 
     A worker is given a job, or None to stop, and gives reports and an outcome, by a pipe of its
     own: one killed while it holds the lock of a shared queue would halt the others.
     """
-    results: list[_R | Failure | None] = [None] * len(jobs)
-    waiting, asked = list(range(len(jobs))), False
-    here = engine()
-    sent: set[int] = set()
-    deaths = [0] * len(jobs)
-    running: dict[Worker, int] = {}
-    idle: list[Worker] = []
-    with stop_requests() as stopped, ExitStack() as held:
-        try:
-            while waiting or running:
-                if stopped() and not asked:
-                    asked = True
-                    waiting.clear()
-                    for worker in running:
-                        worker.send(None)
-                # A signal while they are started: the others are not.
-                while waiting and len(running) < workers and not stopped():
-                    k = waiting.pop(0)
-                    if k not in sent:
-                        try:
-                            held.enter_context(here.hold(jobs[k]))
-                        except EchelonError as locked:
-                            results[k] = Failure(locked)
-                            continue
-                    idle = [worker for worker in idle if worker.is_alive()]
-                    worker = idle.pop() if idle else here.start(_do_jobs, here.task_of(task))
-                    worker.send(here.parcel(jobs[k], again=k in sent))
-                    sent.add(k)
-                    running[worker] = k
-                for worker in here.ready(running, timeout=0.2):
-                    outcome, k = worker.receive(), running[worker]
-                    if outcome is not None and outcome.kind == "report":
-                        if here.accept(jobs[k], outcome.content):
-                            deaths[k] = 0
-                        else:
-                            on_report(k, outcome.content)
-                        continue
-                    del running[worker]
-                    if outcome is not None:
-                        done = outcome.kind == "result"
-                        results[k] = outcome.content if done else Failure(_error_of(outcome))
-                        idle.append(worker)
-                        continue
+
+    def __init__(
+        self,
+        task: _Task[_J, _R],
+        jobs: Sequence[_J],
+        workers: int,
+        on_report: Callable[[int, object], None],
+    ) -> None:
+        self.results: list[_R | Failure | None] = [None] * len(jobs)
+        self._task, self._jobs, self._workers, self._on_report = task, jobs, workers, on_report
+        self._engine, self._held = engine(), ExitStack()
+        self._waiting = list(range(len(jobs)))
+        self._sent: set[int] = set()
+        self._running: dict[Worker, int] = {}
+        self._idle: list[Worker] = []
+        self._deaths = [0] * len(jobs)
+        """Since a job last got on."""
+        self._before, self._lost = job_counts(), 0
+
+    def here(self, stop: ShouldStop) -> None:
+        """Do all jobs in this process, or those that were begun before a stop."""
+        while self._waiting and not stop():
+            k = self._waiting.pop(0)
+            self._count(running=1)
+            try:
+                self.results[k] = self._task(self._jobs[k], partial(self._on_report, k), stop)
+            except EchelonError as error:
+                self.results[k] = Failure(error)
+        self._count()
+
+    def in_workers(self, stop: ShouldStop) -> None:
+        """The same in workers, side by side."""
+        asked = False
+        with self._held:
+            try:
+                while self._waiting or self._running:
+                    if stop() and not asked:
+                        asked = True
+                        for worker in self._running:
+                            worker.send(None)
+                    # A signal while they are started: the others are not.
+                    while self._waiting and len(self._running) < self._workers and not stop():
+                        self._begin(self._waiting.pop(0))
+                    self._count(running=len(self._running))
+                    for worker in self._engine.ready(self._running, timeout=0.2):
+                        self._hear(worker)
+                    if asked:
+                        self._waiting.clear()
+            finally:
+                for worker in (*self._running, *self._idle):
+                    worker.dismiss(busy=worker in self._running)
+                for worker in (*self._running, *self._idle):
                     worker.end()
-                    deaths[k] += 1
-                    if deaths[k] <= here.retries:
-                        if not asked:
-                            waiting.insert(0, k)
-                        continue
-                    error = TrainingError(
-                        f"{here.name(jobs[k])}a worker process ended unexpectedly "
-                        f"({worker.ended}), perhaps for want of memory. Go on with --resume, with "
-                        "fewer --workers."
-                    )
-                    results[k] = Failure(error)
-        finally:
-            for worker in running:
-                worker.dismiss(busy=True)
-            for worker in idle:
-                worker.dismiss(busy=False)
-            for worker in (*running, *idle):
-                worker.end()
-        return JobResults(results, stopped())
+                self._waiting.clear()
+                self._count()
+
+    def _begin(self, k: int) -> None:
+        here, job = self._engine, self._jobs[k]
+        if k not in self._sent:
+            try:
+                self._held.enter_context(here.hold(job))
+            except EchelonError as locked:
+                self.results[k] = Failure(locked)
+                return
+        self._idle = [worker for worker in self._idle if worker.is_alive()]
+        worker = self._idle.pop() if self._idle else here.start(_do_jobs, here.task_of(self._task))
+        worker.send(here.parcel(job, again=k in self._sent))
+        self._sent.add(k)
+        self._running[worker] = k
+
+    def _hear(self, worker: Worker) -> None:
+        """Take in a report, a result, or that the worker has died."""
+        here, outcome, k = self._engine, worker.receive(), self._running[worker]
+        if outcome is not None and outcome.kind == "report":
+            if here.accept(self._jobs[k], outcome.content):
+                self._deaths[k] = 0
+            else:
+                self._on_report(k, outcome.content)
+            return
+        del self._running[worker]
+        # One on a node that is gone, and does not know it yet, loses its own workers.
+        goes_on = self._deaths[k] < here.retries
+        if outcome is None or (_lost_workers(outcome) and goes_on):
+            worker.end()
+            self._deaths[k] += 1
+            self._lost += 1
+            if goes_on:
+                self._waiting.insert(0, k)
+                return
+        if outcome is not None:
+            done = outcome.kind == "result"
+            self.results[k] = outcome.content if done else Failure(_error_of(outcome))
+            self._idle.append(worker)
+            return
+        error = TrainingError(
+            f"{here.name(self._jobs[k])}a worker process ended unexpectedly ({worker.ended}), "
+            "perhaps for want of memory. Go on with --resume, with fewer --workers."
+        )
+        self.results[k] = Failure(error)
+
+    def _count(self, running: int = 0) -> None:
+        global _counts
+        before = self._before
+        failed = sum(isinstance(result, Failure) for result in self.results)
+        done = sum(result is not None for result in self.results) - failed
+        _counts = JobCounts(
+            *(len(self._waiting), running, before.done + done, before.failed + failed),
+            before.deaths + self._lost,
+        )
 
 
-def _do_jobs(pipe: Connection | End, task: _Task[_J, _R]) -> None:
+def _do_jobs(end: End, task: _Task[_J, _R]) -> None:
     """Do one job after the other in a worker of its own, and say how each went."""
-    stopped, end = False, pipe if isinstance(pipe, End) else End(pipe)
+    stopped = False
 
     def should_stop() -> bool:
         # While a job is done nothing is sent but the wish to stop; where the parent was killed,
@@ -532,6 +603,11 @@ def _error_of(outcome: _Outcome, who: str = "") -> Exception:
     if outcome.kind == "os":
         return OSError(*outcome.content)
     return RuntimeError(f"{who}in a worker process:\n{outcome.content}")
+
+
+def _lost_workers(outcome: _Outcome) -> bool:
+    """Whether a job failed for want of its own workers."""
+    return outcome.kind == "error" and issubclass(outcome.content[0], WorkersLostError)
 
 
 class _Pickler(ForkingPickler):
@@ -666,6 +742,10 @@ def start_worker(work: Callable[..., None], *args: object, daemon: bool = False)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
     return Worker(process, ours)
+
+
+def _work_at_end(pipe: Connection, work: Callable[..., None], *args: object) -> None:
+    work(End(pipe), *args)
 
 
 def _begin(

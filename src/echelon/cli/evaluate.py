@@ -95,14 +95,20 @@ def report(
     lang: Annotated[Language, typer.Option("--lang", help="Language.")] = "en",
     log_level: Level = "INFO",
 ) -> None:
-    """Write the report of a run or a walk-forward: one HTML page that needs no network.
+    """Write the report of a run, a walk-forward or a search: one HTML page that needs no network.
 
     A run's also has pictures; a walk-forward's is of its test windows, one after another.
     """
     from echelon.report.run.page import write_report
+    from echelon.report.tuning import is_tuning, write_tuning_report
     from echelon.report.walkforward import is_walk_forward, write_walk_forward_report
 
     set_up_logging(log_level)
+    if is_tuning(run):
+        if split:
+            raise UsageError(f"--split: {run} holds a search, which has trials on validation only.")
+        typer.echo(f"report: {write_tuning_report(run, lang)}")
+        return
     if is_walk_forward(run):
         if split:
             raise UsageError(

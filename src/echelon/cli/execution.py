@@ -59,6 +59,7 @@ def train(
     options.refuse_config_with_resume(config, resume)
     overrides = options.with_engine(override, on)
     tree = options.read_config(config, overrides, log_level, resume, trust_code, seeds)
+    options.reach_engine(tree)
     directory = options.run_directory(config, output_dir, resume, tree.logging.output_dir)
     given = options.RunOptions(
         workers=workers, resume=resume, overwrite=overwrite, metrics_port=metrics_port
@@ -238,6 +239,7 @@ def prove(
         "own; no commission, stamp duty, lots, T+1 or price limits; the configuration plays no part"
     )
     compute = options.read_config(None, options.with_engine(None, on), log_level)
+    options.reach_engine(compute)
     with console.progress_bar("proving") as bar, options.working_on(compute, workers):
         certificate = prove_execution(
             directory,

@@ -160,9 +160,11 @@ class RunOptions(NamedTuple):
     def read_config(self, resume: Path | None) -> Config:
         """The configuration that they name, or that of the run directory `resume`."""
         overrides = with_engine(self.override, self.on)
-        return read_config(
+        tree = read_config(
             self.config, overrides, self.log_level, resume, self.trust_code, self.seeds
         )
+        reach_engine(tree)
+        return tree
 
 
 def with_run_options(command: Callable[Concatenate[RunOptions, P], None]) -> Callable[..., None]:
@@ -228,6 +230,14 @@ def with_engine(overrides: list[str] | None, on: str | None) -> list[str]:
         raise UsageError(f"--on {on!r}: expected ray, ray:HOST:PORT, ray:local or local.")
     engine = f"compute={{engine: {name}, address: {json_line(address or 'auto')}}}"
     return [*(overrides or ()), engine]
+
+
+def reach_engine(config: Config) -> None:
+    """Raise where the cluster of a configuration is not there, before anything is written."""
+    if config.compute.engine == "ray":
+        from echelon.cluster import reach_cluster
+
+        reach_cluster(config.compute.address)
 
 
 def on_engine(base: Config, given: RunOptions) -> Config:

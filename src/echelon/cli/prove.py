@@ -118,6 +118,7 @@ def prove(
     shipped = () if config is not None else FLAT_SETTINGS
     overrides = options.with_engine([*shipped, *(override or ())], on)
     tree = options.read_config(config, overrides, log_level)
+    options.reach_engine(tree)
     chosen = {choice.value for choice in markets or ()}
     sizes = sizes_for(tree, quick=quick)
     alone = tuple(signal for choice, signal in _SIGNALS.items() if choice in chosen)
@@ -228,6 +229,7 @@ def study(
     shorter = () if steps is None else (f"train.total_env_steps={steps}",)
     overrides = options.with_engine([*(override or ()), *shorter], on)
     tree = options.read_config(config, overrides, log_level)
+    options.reach_engine(tree)
     directory = output_dir or tree.logging.output_dir / f"study-{config.stem}"
     RunDirectory.claim(directory)
     say_rules(drawn_market(tree).facts())

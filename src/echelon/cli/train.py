@@ -148,8 +148,9 @@ def train_all_seeds(
                 alert(Alert("training_ended", "info", label, values=values))
     for seed, result in zip(wanted, done.results, strict=True):
         # A failure says which seed it concerns; the traceback of a bug stays as it is.
-        if len(jobs) > 1 and isinstance(result, Failure) and isinstance(result.error, EchelonError):
-            result.error.args = (f"seed {seed}: {result.error}",)
+        error = result.error if isinstance(result, Failure) else None
+        if len(jobs) > 1 and isinstance(error, EchelonError) and f"seed {seed}: " not in str(error):
+            error.args = (f"seed {seed}: {error}",)
     outcomes = done.all_or_raise()
     if done.stopped:
         where = ", ".join(f"seed {o.seed} at step {o.step:,}" for o in outcomes)

@@ -59,6 +59,7 @@ def tune(
     goes on, also with more --trials.
     """
     from echelon.evaluation.tuning import Tuning, import_optuna, read_ranges
+    from echelon.report.tuning import write_tuning_report
 
     import_optuna()
 
@@ -80,7 +81,9 @@ def tune(
     own = (ranges, generation, sampler, pruner, storage)
     tuning = open_batch(Tuning, given, make, *own, also="--trials, --seeds", **changes)
     result = search(tuning, given)
+    page = write_tuning_report(tuning.directory)
     print_tuning(result, tuning)
+    typer.echo(f"report: {page}")
 
 
 def search(tuning: Tuning, given: options.RunOptions) -> TuningResult:
@@ -89,7 +92,6 @@ def search(tuning: Tuning, given: options.RunOptions) -> TuningResult:
 
     from echelon.config.sizes import refuse_sizes
     from echelon.evaluation.batch import Course
-    from echelon.report.charts.variants import draw_tuning
 
     refuse_sizes(tuning.base)
     with tuning.lock():
@@ -126,23 +128,21 @@ def search(tuning: Tuning, given: options.RunOptions) -> TuningResult:
                         err.print(f"a trial failed: {error}", soft_wrap=True, markup=False)
                 batch.tell(study, course)
         result = tuning.summarise(study)
-        result.write(tuning.directory)
-        draw_tuning(result, tuning.base.train.select_by, tuning.directory / "tuning.png")
+        tuning.keep_result(result)
     return result
 
 
 def print_tuning(result: TuningResult, tuning: Tuning) -> None:
     """The best trials, and what to do with the first."""
-    done = [trial for trial in result.trials if trial.state == "complete"]
     count = {state: sum(t.state == state for t in result.trials) for state in ("pruned", "fail")}
     title = (
-        f"{len(result.trials)} trials: {len(done)} complete, {count['pruned']} pruned, "
+        f"{len(result.trials)} trials: {result.complete} complete, {count['pruned']} pruned, "
         f"{count['fail']} failed; validation {tuning.base.train.select_by}, mean over seeds"
     )
     table = number_table(title, "trial", "value", *(r.key for r in result.ranges))
-    for trial in sorted(done, key=lambda t: -t.value)[:_SHOWN]:
+    for trial in result.ranked[: min(_SHOWN, result.complete)]:
         cells = (_cell(trial.settings.get(r.key)) for r in result.ranges)
-        add_row(table, trial.trial.name, f"{trial.value:.3f}", *cells)
+        add_row(table, trial.trial.name, _cell(trial.value), *cells)
     out.print(table)
     directory = tuning.directory
     typer.echo(f"picture: {directory / 'tuning.png'}")

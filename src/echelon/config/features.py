@@ -79,6 +79,10 @@ class FeaturesConfig(CodeSection):
     """Open, high, low, close (in units of the symbol's first close) and traded value."""
     indicators: IndicatorsConfig = IndicatorsConfig()
     """Technical indicators."""
+    relative: bool = False
+    """Express `ohlcv` and `indicators` relative to the close, so that a later price level does not
+    lie outside of what the scaler saw: lines, bands and candles as ratio − 1, MACD and ATR as
+    shares; the close as its one-bar log return, traded value as log ratio to its 20-bar mean."""
     stationary: StationaryConfig = StationaryConfig()
     """Returns, volatilities, volume ratios, ranks, distance to limits."""
     alpha158: bool | Periods = False

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import polars as pl
+from pydantic import TypeAdapter
 
 from echelon.config import Config, override_config
 from echelon.config.yaml_reader import read_yaml
@@ -67,11 +68,11 @@ class Trial(NamedTuple):
 
 
 class TrialResult(NamedTuple):
-    """What a trial came to. value: mean over seeds of the best validation, NaN: there is none"""
+    """What a trial came to. value: mean over seeds of the best validation, None: there is none"""
 
     trial: Trial
     state: Literal["complete", "pruned", "fail"]
-    value: float
+    value: float | None
     settings: Mapping[str, Value]
 
 
@@ -82,7 +83,10 @@ class Tuning(RunBatch):
     noun = stem = "tuning"
     command = "tune"
     member = "trial"
-    results = ("tuning.csv", "tuning.parquet", "tuning.png", "study.db")
+    results = (
+        *("tuning.csv", "tuning.parquet", "tuning.png", "tuning.zh.png", "study.db"),
+        *("report/report.html", "report/report.zh.html"),
+    )
     planned = ("ranges", "n_trials", "generation", "sampler", "pruner", "storage", "trials")
 
     ranges: tuple[Range, ...]
@@ -179,10 +183,26 @@ class Tuning(RunBatch):
             state = trial.state.name.lower()
             if state not in ("complete", "pruned", "fail"):
                 continue
-            value = math.nan if trial.value is None else float(trial.value)
+            value = None if trial.value is None else float(trial.value)
             items = tuple(f"{key}={_as_yaml(v)}" for key, v in trial.params.items())
             lines.append(TrialResult(Trial(trial.number, items), state, value, dict(trial.params)))
         return TuningResult(self.directory.name, self.ranges, tuple(lines))
+
+    def read_result(self) -> TuningResult:
+        """What `keep_result` wrote of the search when it ended."""
+        with self.reading(self.directory) as tree:
+            if "done" not in tree:
+                raise UsageError(
+                    f"{self.directory}: the search has not ended. Go on with `echelon tune "
+                    f"--resume {self.directory}`."
+                )
+            lines = TypeAdapter(tuple[TrialResult, ...]).validate_python(tree["done"])
+        return TuningResult(self.directory.name, self.ranges, lines)
+
+    def keep_result(self, result: TuningResult) -> None:
+        """Write the result, also where `read_result` finds it."""
+        result.write(self.directory)
+        self.save(done=TypeAdapter(tuple[TrialResult, ...]).dump_python(result.trials, mode="json"))
 
 
 @dataclass(frozen=True)
@@ -196,8 +216,20 @@ class TuningResult:
     @property
     def best(self) -> TrialResult | None:
         """The complete trial of the highest value; None: none is complete."""
-        done = [trial for trial in self.trials if trial.state == "complete"]
-        return max(done, key=lambda trial: trial.value, default=None)
+        return next(iter(self.ranked), None) if self.complete else None
+
+    @property
+    def complete(self) -> int:
+        """How many are."""
+        return sum(trial.state == "complete" for trial in self.trials)
+
+    @property
+    def ranked(self) -> list[TrialResult]:
+        """Complete ones first, and of those the best."""
+        return sorted(
+            self.trials,
+            key=lambda t: (t.state != "complete", math.inf if t.value is None else -t.value),
+        )
 
     def write(self, directory: Path) -> None:
         """Write tuning.csv and tuning.parquet: a line per trial."""
@@ -205,7 +237,7 @@ class TuningResult:
             {
                 "trial": result.trial.name,
                 "state": result.state,
-                "value": None if math.isnan(result.value) else result.value,
+                "value": result.value,
                 **{r.key: str(result.settings.get(r.key, "")) for r in self.ranges},
             }
             for result in self.trials

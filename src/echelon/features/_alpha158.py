@@ -1,8 +1,10 @@
 """The arithmetic of the `alpha158` family: kernels over windows, of the shape `_kernels` describes.
 
 Each keeps the last bars of a symbol, joins those of the call to them, and computes every bar's
-window from its own values alone, oldest first: no sum is carried from one window to the next, so a
-stream that starts anywhere agrees with the whole history in every bit.
+window from its own values alone: no sum is carried from one window to the next, so a stream that
+starts anywhere agrees with the whole history in every bit. Sums run over the windows of all bars at
+once, the oldest value of each first: side by side a processor adds several of them in one step,
+where a single window's sum would wait for itself.
 
 Definitions are those of Qlib's Alpha158, made free of units: where it adds 1e-12 to a denominator
 that can be zero, a share of nothing is 0 here, and CORR takes the logarithm of the traded value
@@ -16,7 +18,7 @@ import math
 import numpy as np
 
 from echelon.features._kernels import _compiled
-from echelon.types import Bools, Floats
+from echelon.types import Bools, Floats, Ints
 
 _FLAT = 1e-24
 """A variance below this share of the squared mean is rounding: there is nothing to explain."""
@@ -66,8 +68,77 @@ def _join(kept: Floats, values: Floats) -> Floats:
 
 
 @_compiled
-def _replace_sorted(ordered: Floats, old: float, new: float) -> None:
-    """Take `old` out of the sorted values and put `new` in."""
+def _sums(x: Floats, window: int) -> Floats:
+    """Sum of every window of x [W−1+L]: [L]."""
+    length = x.shape[0] - window + 1
+    total = np.zeros(length)
+    for i in range(window):
+        part = x[i : i + length]
+        for t in range(length):
+            total[t] += part[t]
+    return total
+
+
+@_compiled
+def _deviations(x: Floats, window: int) -> tuple[Floats, Floats, Floats]:
+    """Of every window of x: its mean, Σ(i − ī)·x and Σ(x − mean)², i = 1 … W; each [L]."""
+    mean = _sums(x, window) / window
+    length, middle = mean.shape[0], (window - 1) / 2.0
+    moment, squares = np.zeros(length), np.zeros(length)
+    for i in range(window):
+        part, weight = x[i : i + length], i - middle
+        for t in range(length):
+            gap = part[t] - mean[t]
+            moment[t] += weight * gap
+            squares[t] += gap * gap
+    return mean, moment, squares
+
+
+@_compiled
+def _correlations(x: Floats, y: Floats, window: int) -> Floats:
+    """Pearson's of every window [L], 0 where one of the two does not vary."""
+    mean_x, mean_y = _sums(x, window) / window, _sums(y, window) / window
+    length = mean_x.shape[0]
+    xx, yy, xy = np.zeros(length), np.zeros(length), np.zeros(length)
+    for i in range(window):
+        left, right = x[i : i + length], y[i : i + length]
+        for t in range(length):
+            a, b = left[t] - mean_x[t], right[t] - mean_y[t]
+            xx[t] += a * a
+            yy[t] += b * b
+            xy[t] += a * b
+    for t in range(length):
+        size = window * _FLAT
+        if xx[t] <= size * mean_x[t] * mean_x[t] or yy[t] <= size * mean_y[t] * mean_y[t]:
+            xy[t] = 0.0
+        else:
+            xy[t] = min(max(xy[t] / math.sqrt(xx[t]) / math.sqrt(yy[t]), -1.0), 1.0)
+    return xy
+
+
+@_compiled
+def _correlation_with_idle(price: Floats, value: Floats, level: Floats, floor: float) -> float:
+    """CORR of one window [W] in which some bars have no trade."""
+    mean = _sums(value, value.shape[0])[0] / value.shape[0]
+    if mean <= 0:
+        return 0.0
+    filled = np.where(value > 0, level, math.log(floor * mean))
+    return float(_correlations(price, filled, value.shape[0])[0])
+
+
+@_compiled
+def _rises(x: Floats) -> tuple[Floats, Floats]:
+    """How far each value of x [K] is above the one before it, and how far below: each [K−1]."""
+    up, down = np.empty(x.shape[0] - 1), np.empty(x.shape[0] - 1)
+    for i in range(up.shape[0]):
+        move = x[i + 1] - x[i]
+        up[i], down[i] = max(move, 0.0), max(-move, 0.0)
+    return up, down
+
+
+@_compiled
+def _replace_sorted(ordered: Floats, old: float, new: float) -> int:
+    """Take `old` out of the sorted values and put `new` in; returns its place."""
     at = np.searchsorted(ordered, old)
     while at + 1 < ordered.shape[0] and ordered[at + 1] < new:
         ordered[at] = ordered[at + 1]
@@ -76,6 +147,7 @@ def _replace_sorted(ordered: Floats, old: float, new: float) -> None:
         ordered[at] = ordered[at - 1]
         at -= 1
     ordered[at] = new
+    return int(at)
 
 
 @_compiled
@@ -89,37 +161,30 @@ def _quantile(ordered: Floats, share: float) -> float:
 
 
 @_compiled
-def _mean(x: Floats) -> float:
-    total = 0.0
-    for i in range(x.shape[0]):
-        total += x[i]
-    return float(total / x.shape[0])
+def _middle_rank(ordered: Floats, at: int) -> float:
+    """Mean rank, from 1 on, of the values that equal the one at `at`."""
+    first = last = at
+    while first > 0 and ordered[first - 1] == ordered[at]:
+        first -= 1
+    while last + 1 < ordered.shape[0] and ordered[last + 1] == ordered[at]:
+        last += 1
+    return (first + last) / 2.0 + 1.0
 
 
 @_compiled
-def _gains(x: Floats) -> tuple[float, float, int, int]:
-    """Sum of the rises from value to value, of the falls, and how many there are of each."""
-    up = down = 0.0
-    rises = falls = 0
-    for i in range(1, x.shape[0]):
-        move = x[i] - x[i - 1]
-        up += max(move, 0.0)
-        down += max(-move, 0.0)
-        rises += move > 0
-        falls += move < 0
-    return up, down, rises, falls
+def _order_columns(out: Floats, joined: Floats, window: int, start: int) -> None:
+    """QTLU, QTLD, RANK of the bars from `start` on, in columns 6 to 8 of out [L,15].
 
-
-@_compiled
-def _line(x: Floats, mean: float) -> tuple[float, float]:
-    """Σ(i − ī)·x and Σ(x − mean)² of the window, i = 1 … W."""
-    middle = (x.shape[0] - 1) / 2.0
-    moment = squares = 0.0
-    for i in range(x.shape[0]):
-        gap = x[i] - mean
-        moment += (i - middle) * gap
-        squares += gap * gap
-    return moment, squares
+    joined [W+L]: the bars; the sorted values of a window become those of the next by one exchange.
+    """
+    if start >= out.shape[0]:
+        return
+    ordered = np.sort(joined[start : start + window])
+    for t in range(start, out.shape[0]):
+        last = joined[t + window]
+        at = _replace_sorted(ordered, joined[t], last)
+        out[t, 6], out[t, 7] = _quantile(ordered, 0.8) / last, _quantile(ordered, 0.2) / last
+        out[t, 8] = _middle_rank(ordered, at) / window
 
 
 @_compiled
@@ -128,41 +193,49 @@ def close_windows(state: Floats, on: Bools, out: Floats, close: Floats, window: 
 
     State: bars seen, the last closes [window]. RSQR of a flat window is 0.
     """
-    spread = window * (window * window - 1.0) / 12.0
-    ordered = np.empty(window)
+    spread, length = window * (window * window - 1.0) / 12.0, close.shape[1]
     for n in range(close.shape[0]):
         if not on[n]:
             continue
-        seen, is_sorted = int(state[n, 0]), False
+        seen = int(state[n, 0])
+        start = min(max(window - seen, 0), length)
         joined = _join(state[n, 1 : 1 + window], close[n])
-        for t in range(close.shape[1]):
-            row = out[n, t]
-            if seen + t < window:
-                row[:] = np.nan
-                continue
-            x = joined[t + 1 : t + 1 + window]
-            last = x[window - 1]
-            if is_sorted:
-                _replace_sorted(ordered, joined[t], last)
-            else:
-                ordered[:], is_sorted = np.sort(x), True
-            mean = _mean(x)
-            moment, squares = _line(x, mean)
-            slope = moment / spread
-            flat = squares <= _FLAT * window * mean * mean
-            row[0], row[1] = joined[t] / last, mean / last
-            row[2], row[3] = math.sqrt(squares / (window - 1)) / last, slope / last
-            row[4] = 0.0 if flat else moment * moment / (spread * squares)
-            row[5] = (last - mean - slope * (window - 1) / 2.0) / last
-            row[6], row[7] = _quantile(ordered, 0.8) / last, _quantile(ordered, 0.2) / last
-            below, upto = np.searchsorted(ordered, last), np.searchsorted(ordered, last, "right")
-            row[8] = (below + upto + 1) / (2.0 * window)
-            up, down, rises, falls = _gains(joined[t : t + 1 + window])
-            row[9], row[10], row[11] = rises / window, falls / window, (rises - falls) / window
-            whole = up + down
-            row[12], row[13] = _share(up, whole), _share(down, whole)
-            row[14] = _share(up - down, whole)
-        state[n, 0] = seen + close.shape[1]
+        mean, moment, squares = _deviations(joined[1:], window)
+        rises, falls = _rises(joined)
+        ups, downs = _sums(rises, window), _sums(falls, window)
+        rises[:], falls[:] = np.sign(rises), np.sign(falls)
+        more, fewer = _sums(rises, window), _sums(falls, window)
+        _order_columns(out[n], joined, window, start)
+        out[n, :start] = np.nan
+        for t in range(start, length):
+            row, last, slope = out[n, t], close[n, t], moment[t] / spread
+            flat = squares[t] <= _FLAT * window * mean[t] * mean[t]
+            row[0], row[1] = joined[t] / last, mean[t] / last
+            row[2], row[3] = math.sqrt(squares[t] / (window - 1)) / last, slope / last
+            row[4] = 0.0 if flat else moment[t] * moment[t] / (spread * squares[t])
+            row[5] = (last - mean[t] - slope * (window - 1) / 2.0) / last
+            row[9], row[10] = more[t] / window, fewer[t] / window
+            row[11] = (more[t] - fewer[t]) / window
+            whole = ups[t] + downs[t]
+            row[12], row[13] = _share(ups[t], whole), _share(downs[t], whole)
+            row[14] = _share(ups[t] - downs[t], whole)
+        state[n, 0] = seen + length
+
+
+@_compiled
+def _highest(x: Floats, window: int) -> Ints:
+    """Where the highest of every window of x [W−1+L] is, the oldest of equals: [L]."""
+    where = np.empty(x.shape[0] - window + 1, dtype=np.int64)
+    top = -1
+    for t in range(where.shape[0]):
+        if top < t:
+            top = t
+            for i in range(t + 1, t + window):
+                top = i if x[i] > x[top] else top
+        elif x[t + window - 1] > x[top]:
+            top = t + window - 1
+        where[t] = top
+    return where
 
 
 @_compiled
@@ -170,27 +243,23 @@ def range_windows(
     state: Floats, on: Bools, out: Floats, high: Floats, low: Floats, close: Floats, window: int
 ) -> None:
     """MAX, MIN, RSV, IMAX, IMIN, IMXD. State: bars seen, the last highs and lows [window − 1]."""
-    kept = window - 1
+    kept, length = window - 1, close.shape[1]
     for n in range(close.shape[0]):
         if not on[n]:
             continue
         seen = int(state[n, 0])
+        start = min(max(kept - seen, 0), length)
         highs = _join(state[n, 1 : 1 + kept], high[n])
         lows = _join(state[n, 1 + kept : 1 + 2 * kept], low[n])
-        for t in range(close.shape[1]):
-            row = out[n, t]
-            if seen + t < kept:
-                row[:] = np.nan
-                continue
-            top, bottom = t, t  # the oldest of equals
-            for i in range(t + 1, t + window):
-                top = i if highs[i] > highs[top] else top
-                bottom = i if lows[i] < lows[bottom] else bottom
-            c, most, least = close[n, t], highs[top], lows[bottom]
+        tops, bottoms = _highest(highs, window), _highest(-lows, window)
+        out[n, :start] = np.nan
+        for t in range(start, length):
+            row, c, top, bottom = out[n, t], close[n, t], tops[t], bottoms[t]
+            most, least = highs[top], lows[bottom]
             row[0], row[1], row[2] = most / c, least / c, _share(c - least, most - least)
             row[3], row[4] = (top - t + 1) / window, (bottom - t + 1) / window
             row[5] = (top - bottom) / window
-        state[n, 0] = seen + close.shape[1]
+        state[n, 0] = seen + length
 
 
 @_compiled
@@ -202,43 +271,26 @@ def volume_windows(
     Where nothing is traded today, `floor` times the mean stands for it; where nothing was traded in
     the whole window, today is as usual: VMA is 1 and VSTD 0.
     """
+    length = value.shape[1]
     for n in range(value.shape[0]):
         if not on[n]:
             continue
         seen = int(state[n, 0])
+        start = min(max(window - seen, 0), length)
         joined = _join(state[n, 1 : 1 + window], value[n])
-        for t in range(value.shape[1]):
+        mean, _, squares = _deviations(joined[1:], window)
+        rises, falls = _rises(joined)
+        ups, downs = _sums(rises, window), _sums(falls, window)
+        out[n, :start] = np.nan
+        for t in range(start, length):
             row = out[n, t]
-            if seen + t < window:
-                row[:] = np.nan
-                continue
-            x = joined[t + 1 : t + 1 + window]
-            mean = _mean(x)
-            _, squares = _line(x, mean)
-            today = x[window - 1] if x[window - 1] > 0 else floor * mean
-            row[0] = mean / today if mean > 0 else 1.0
-            row[1] = _share(math.sqrt(squares / (window - 1)), today)
-            up, down, _, _ = _gains(joined[t : t + 1 + window])
-            whole = up + down
-            row[2], row[3] = _share(up, whole), _share(down, whole)
-            row[4] = _share(up - down, whole)
-        state[n, 0] = seen + value.shape[1]
-
-
-@_compiled
-def _correlation(x: Floats, y: Floats) -> float:
-    """Pearson's; 0 where one of them does not vary."""
-    mean_x, mean_y = _mean(x), _mean(y)
-    xx = yy = xy = 0.0
-    for i in range(x.shape[0]):
-        a, b = x[i] - mean_x, y[i] - mean_y
-        xx += a * a
-        yy += b * b
-        xy += a * b
-    size = x.shape[0] * _FLAT
-    if xx <= size * mean_x * mean_x or yy <= size * mean_y * mean_y:
-        return 0.0
-    return float(min(max(xy / math.sqrt(xx) / math.sqrt(yy), -1.0), 1.0))
+            today = value[n, t] if value[n, t] > 0 else floor * mean[t]
+            row[0] = mean[t] / today if mean[t] > 0 else 1.0
+            row[1] = _share(math.sqrt(squares[t] / (window - 1)), today)
+            whole = ups[t] + downs[t]
+            row[2], row[3] = _share(ups[t], whole), _share(downs[t], whole)
+            row[4] = _share(ups[t] - downs[t], whole)
+        state[n, 0] = seen + length
 
 
 @_compiled
@@ -258,34 +310,29 @@ def price_volume_windows(
     change after such a bar counts as none.
     """
     length = close.shape[1]
-    move, turn = np.empty(window + length), np.empty(window + length)
-    level, weight = np.empty(window + length), np.empty(window + length)
-    filled = np.empty(window)
     for n in range(close.shape[0]):
         if not on[n]:
             continue
         seen = int(state[n, 0])
+        start = min(max(window - seen, 0), length)
         prices = _join(state[n, 1 : 1 + window], close[n])
         values = _join(state[n, 1 + window : 1 + 2 * window], value[n])
+        level, move, turn = np.zeros((3, window + length))
         for i in range(max(0, window - seen), window + length):
-            level[i] = math.log(values[i]) if values[i] > 0 else np.nan
-            if i > max(0, window - seen):
-                move[i] = prices[i] / prices[i - 1]
-                turn[i] = math.log((values[i] / values[i - 1] if values[i - 1] > 0 else 1.0) + 1.0)
-                weight[i] = abs(move[i] - 1.0) * values[i]
-        for t in range(length):
-            row = out[n, t]
-            if seen + t < window:
-                row[:] = np.nan
-                continue
-            part = slice(t + 1, t + 1 + window)
-            mean = _mean(values[part])
-            idle = math.log(floor * mean) if mean > 0 else 0.0
-            for i in range(window):
-                filled[i] = idle if np.isnan(level[t + 1 + i]) else level[t + 1 + i]
-            row[0] = _correlation(prices[part], filled)
-            row[1] = _correlation(move[part], turn[part])
-            mean = _mean(weight[part])
-            _, squares = _line(weight[part], mean)
-            row[2] = _share(math.sqrt(squares / (window - 1)), mean)
+            level[i] = math.log(values[i]) if values[i] > 0 else 0.0
+        for i in range(max(0, window - seen) + 1, window + length):
+            move[i] = prices[i] / prices[i - 1]
+            turn[i] = math.log((values[i] / values[i - 1] if values[i - 1] > 0 else 1.0) + 1.0)
+        corr = _correlations(prices[1:], level[1:], window)
+        cord = _correlations(move[1:], turn[1:], window)
+        idle = _sums((values[1:] <= 0).astype(np.float64), window)
+        for t in range(start, length):
+            if idle[t] > 0:
+                part = slice(t + 1, t + 1 + window)
+                corr[t] = _correlation_with_idle(prices[part], values[part], level[part], floor)
+        mean, _, squares = _deviations(np.abs(move[1:] - 1.0) * values[1:], window)
+        out[n, :start] = np.nan
+        for t in range(start, length):
+            out[n, t, 0], out[n, t, 1] = corr[t], cord[t]
+            out[n, t, 2] = _share(math.sqrt(squares[t] / (window - 1)), mean[t])
         state[n, 0] = seen + length

@@ -45,6 +45,18 @@ def copy_field(state: Floats, on: Bools, out: Floats, values: Floats) -> None:
 
 
 @_compiled
+def relative_to_close(less: Floats, on: Bools, out: Floats, close: Floats) -> None:
+    """Divide each column by the close, and take `less` [C] off; NaN there leaves a column alone."""
+    for k in range(less.shape[0]):
+        if np.isnan(less[k]):
+            continue
+        for n in range(close.shape[0]):
+            if on[n]:
+                for t in range(close.shape[1]):
+                    out[n, t, k] = out[n, t, k] / close[n, t] - less[k]
+
+
+@_compiled
 def simple_average(state: Floats, on: Bools, out: Floats, close: Floats, period: int) -> None:
     """Simple moving average. State: bars seen, sum of the last period − 1, ring [period]."""
     for n in range(close.shape[0]):

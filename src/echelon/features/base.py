@@ -23,6 +23,7 @@ from typing import Literal
 
 import numpy as np
 
+from echelon.features._kernels import relative_to_close
 from echelon.types import Floats, Times
 
 Group = Literal["OHLCV", "indicators", "stationary", "calendar", "custom", "exogenous"]
@@ -115,6 +116,8 @@ class Kernel:
     size: int
     fields: tuple[str, ...]
     settings: tuple[float, ...] = ()
+    relative: tuple[float, ...] = ()
+    """Of each column: what is taken off its ratio to the close, NaN if it stays as it is."""
 
     def fold(self, state: Floats, bars: Bars, columns: int) -> Floats:
         """The feature [L,C] on one symbol's bars, from `state` [1,S], which then follows them."""
@@ -125,6 +128,8 @@ class Kernel:
             assert array is not None, f"a feature was asked for {name}, which its source lacks"
             fields.append((array.view(np.int64) if name == "times" else array)[None])
         self.advance(state, _ON, out, *fields, *self.settings)
+        if self.relative:
+            relative_to_close(np.array(self.relative), _ON, out, bars.close[None])
         return out.reshape(-1, columns)
 
 

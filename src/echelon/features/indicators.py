@@ -3,13 +3,14 @@
 Each is a compiled kernel (`_kernels`), the same for history and stream. Prices come in units
 of the symbol's first close, so lines and bands (moving averages, MACD, ATR, Bollinger, Ichimoku,
 Heikin-Ashi, the SuperTrend line) are in that unit, while RSI, bandwidth, percent and direction
-are free of any unit. The stationary set is ratios and ranks: multiplying a symbol's prices, or its
-traded value, by a constant changes nothing.
+are free of any unit; `relative_feature` frees the others of theirs. The stationary set and alpha158
+are ratios and ranks: multiplying a symbol's prices, or its traded value, by a constant changes
+nothing.
 
-**Starts.** SMA, Bollinger, Ichimoku and the stationary set depend on their window alone. EMA, RSI,
-MACD, ATR, Heikin-Ashi and SuperTrend are recursive: a value depends on *every bar since listing*,
-with weights that decay geometrically, and the recursion starts as each function below says. A live
-run therefore continues from the full stored history and never from the last window.
+**Starts.** SMA, Bollinger, Ichimoku, the stationary set and alpha158 depend on their window alone.
+EMA, RSI, MACD, ATR, Heikin-Ashi and SuperTrend are recursive: a value depends on *every bar since
+listing*, with weights that decay geometrically, and the recursion starts as each function below
+says. A live run therefore continues from the full stored history and never from the last window.
 
 **Lookback.** The lookback of a feature is the number of bars up to and including its first
 value: TA-Lib's own lookback + 1 where TA-Lib has the indicator. All columns of one indicator start
@@ -24,6 +25,7 @@ would repeat what is often the most unusual day of all.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -41,6 +43,10 @@ VOLUME_FLOOR = 0.01
 The logarithm needs a floor, for a bar may have no trade in it. A floor on the *ratio* keeps the
 feature free of the currency, which log1p(value) would not; real sessions are seldom below 1 %.
 """
+VOLUME_BARS = 20
+"""Bars whose mean traded value is compared with where levels are to be relative."""
+_FREE = ("rsi_", "bb_bandwidth_", "bb_percent_", "supertrend_dir_")
+"""Indicators without a unit."""
 NO_LIMIT = 1.0
 """Distance given to a day without a price limit (the first days after listing, say).
 
@@ -50,9 +56,12 @@ Farther than any limit can be: the widest band in use, ±30 %, gives at most 1.3
 
 def shipped_features(config: FeaturesConfig) -> tuple[FeatureSpec, ...]:
     """The features `config` asks for, those of the user's files apart."""
-    return (
+    levels = (
         *(ohlcv_features() if config.ohlcv else ()),
         *indicator_features(config.indicators),
+    )
+    return (
+        *(map(relative_feature, levels) if config.relative else levels),
         *(stationary_features(config.stationary) if config.wants_stationary else ()),
         *alpha158_features(config.alpha158_windows),
         *(calendar_features() if config.calendar else ()),
@@ -82,6 +91,25 @@ def indicator_features(config: IndicatorsConfig) -> tuple[Feature, ...]:
         elif settings:
             features.append(make() if settings is True else make(*settings))
     return tuple(features)
+
+
+def relative_feature(feature: Feature) -> Feature:
+    """`feature` in terms of the close: prices as their ratio to it − 1, ranges and MACD as a share.
+
+    Columns that are free of units stay. The close itself becomes its one-bar log return, and traded
+    value the logarithm of its ratio to the mean of `VOLUME_BARS` bars.
+    """
+    name, kernel = feature.names[0], feature.kernel
+    assert kernel is not None, f"{name} is not one of ours"
+    if name in ("close", "volume"):
+        other = log_return(1) if name == "close" else volume_ratio(VOLUME_BARS)
+        return replace(other, names=feature.names, group=feature.group)
+    shares = [0.0 if n.startswith(("macd_", "atr_")) else 1.0 for n in feature.names]
+    free = [n.startswith(_FREE) for n in feature.names]
+    less = tuple(np.where(free, np.nan, shares).tolist())
+    needs: tuple[Field, ...] = (*feature.needs, "close")
+    relative = replace(kernel, relative=() if all(free) else less)
+    return _feature(feature.names, feature.lookback, needs, relative, feature.on_gap, feature.group)
 
 
 def sma(period: int) -> Feature:

@@ -22,7 +22,7 @@ import numpy as np
 from echelon.data.panel import Panel
 from echelon.data.stream import StreamState, check_arrays
 from echelon.errors import DataError, FeatureError, StoreError
-from echelon.features._kernels import relative_value
+from echelon.features._kernels import relative_to_close, relative_value
 from echelon.features.base import Bars, Feature
 from echelon.features.engine import (
     ACROSS,
@@ -111,6 +111,9 @@ class FeatureStream:
                 fields = [seen[name] for name in kernel.fields]
                 state = self._kernel_states[feature.names[0]]
                 self._calls.append((kernel.advance, (state, out, *fields, *kernel.settings)))
+                if kernel.relative:
+                    shares = np.array(kernel.relative), out, seen["close"]
+                    self._calls.append((relative_to_close, shares))
 
     @staticmethod
     def from_panel(panel: Panel, plan: FeaturePlan, scaler: Scaler) -> FeatureStream:

@@ -127,6 +127,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter("training_worker_deaths_total", "Processes of experts that died.", *_SEED),
     _gauge("training_finished", "1 once the training has come to its end.", *_SEED),
+    _gauge("training_jobs", "Jobs of the command, by state.", "state"),
+    _counter("training_job_deaths_total", "Workers that died over a job, which was begun again."),
     _counter("service_requests_total", "Requests, by HTTP status.", "status"),
     _histogram("service_decision_seconds", "From bars to decision.", _SECONDS),
 )

@@ -4,7 +4,9 @@
     RUN/seeds/SEED/population.json     of a hierarchy: its events, among them processes that died
     RUN/seeds/SEED/result.json         how the training ended
 
-RUN is the directory itself, or one two levels below it, as of an ablation or a walk-forward.
+RUN is the directory itself, or one two levels below it, as of an ablation or a walk-forward. With
+workers elsewhere these files come here too. How many jobs wait, run and are done is counted by
+`workers`, wherever they are.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 from echelon.files import read_json
 from echelon.monitoring.metrics import Metrics
 from echelon.runs.metrics import LOG, LogTail
+from echelon.workers import job_counts
 
 _NAMES: Mapping[str, str] = {
     "step": "steps",
@@ -39,6 +42,7 @@ def training_metrics(directory: Path) -> Metrics:
     """Metrics of all trainings in a directory, those included that begin later."""
     metrics = Metrics("training")
     seeds: dict[Path, _Seed] = {}
+    before = job_counts()
 
     def look() -> None:
         for pattern in (f"seeds/*/{LOG}", f"*/*/seeds/*/{LOG}"):
@@ -47,6 +51,11 @@ def training_metrics(directory: Path) -> Metrics:
                 if place.name.isdecimal():
                     with suppress(FileNotFoundError):  # training begins again just now
                         seeds.setdefault(place, _Seed(place, directory)).fill(metrics)
+        for state, number, earlier in zip(before._fields, job_counts(), before, strict=True):
+            if state == "deaths":
+                metrics.reach("training_job_deaths_total", number - earlier)
+            else:
+                metrics.set("training_jobs", number - earlier, state)
 
     metrics.refresh.append(look)
     return metrics

@@ -16,6 +16,8 @@ A round, `trainer.round_steps` environment steps of every expert:
 Experts live in a pool (`echelon.workers`), in this process or in several. Each phase begins from
 what stood at its beginning, so results do not depend on how many there are; a process that dies is
 replaced, its members are put back to the beginning of the phase, and the phase is done again.
+Members on other machines collect for the next round as soon as nothing of this one will change
+them: while the router learns, the policy is validated and a checkpoint is written.
 """
 
 from __future__ import annotations
@@ -136,7 +138,7 @@ class HierarchyLearner(Learner):
         self._readings: list[Reading] = []
         self._metrics: Metrics = {}
         """Of each phase, the last; none of those that have not come yet."""
-        self._policy: HierarchyPolicy | None = None
+        self._forget_policy()
         self._meta: MetaEnv | None = None
         self._experts_market: Floats32 | None = None
 
@@ -178,14 +180,18 @@ class HierarchyLearner(Learner):
         if self.round % schedule.experts.freq == 0:
             with _time_phase(metrics, "experts"):
                 metrics |= self._learn()
+        evolves = self.round % schedule.population.freq == 0
+        if not evolves:
+            self._collect_ahead()
         if self.round % schedule.router.freq == 0:
             with _time_phase(metrics, "router"):
                 metrics |= self._route()
-        if self.round % schedule.population.freq == 0:
+        if evolves:
             self._postponed = not self._experts_learn_again()
             if not self._postponed:
                 with _time_phase(metrics, "population"):
                     metrics |= self._evolve()
+                self._collect_ahead()
         self._write_history()
         self._metrics = metrics
         return dict(metrics)
@@ -209,9 +215,22 @@ class HierarchyLearner(Learner):
         """Bars that every book goes on in a round."""
         return -(-self.config.trainer.round_steps // self.config.train.books)
 
+    def _collect_ahead(self) -> None:
+        """Have members on other machines begin the next round, of which nothing changes for them.
+
+        Meanwhile the router learns here, the policy is validated and a checkpoint is written.
+        """
+        more = self.steps < self.config.train.total_env_steps and not self._postponed
+        if self.members.pool.away and more:
+            self._acting()
+            self.members.send_ahead(Member.collect, self._bars_to_collect())
+
+    def _bars_to_collect(self) -> dict[int, int]:
+        return dict.fromkeys(self.members.numbers, self._round_bars)
+
     def _collect(self) -> float:
         bars = self._round_bars
-        done = self.members.advance(Member.collect, dict.fromkeys(self.members.numbers, bars))
+        done = self.members.advance(Member.collect, self._bars_to_collect())
         if self.members.pool.away:
             news = [done[m]["news"] for m in sorted(done)]
             self.replay.take_news(news)
@@ -234,7 +253,7 @@ class HierarchyLearner(Learner):
             k = self.evolution.plan.niche_of(m)
             briefs[m] = Brief(updates, weights[k], marks, bonus, skills, bool(gate[k]))
         by_member = self.members.advance(Member.learn, briefs)
-        self._policy = None
+        self._forget_policy()
         learned = [own for own in by_member.values() if own]
         metrics: Metrics = {
             name: float(np.mean([own[name] for own in learned]))
@@ -316,7 +335,7 @@ class HierarchyLearner(Learner):
         if any(decision.kind == "reseed" for decision in decisions):
             self._reseeded = self.round
         self.members.carry_out(decisions)
-        self._policy = None
+        self._forget_policy()
         per_niche = self.evolution.plan.per_niche
         for niche in range(config.experts.n_experts):
             members = range(niche * per_niche, (niche + 1) * per_niche)
@@ -364,6 +383,7 @@ class HierarchyLearner(Learner):
         return {f"population/{name}": v for name, v in self._diversity._asdict().items()}
 
     def _event(self, kind: str, who: str, code: str, values: Mapping[str, float | str]) -> None:
+        self._forget_policy()  # a member may have begun afresh
         event = PopulationEvent(self.round, self.steps, kind, who, code, dict(values))
         self._events.append(event)
         self._unwritten = True
@@ -374,9 +394,19 @@ class HierarchyLearner(Learner):
         """[K,Z] as they are now."""
         return self.evolution.skills.astype(np.float32)
 
+    def _forget_policy(self) -> None:
+        self._policy: HierarchyPolicy | None = None
+        self._acting_weights: dict[int, dict[str, Tensor]] | None = None
+
+    def _acting(self) -> dict[int, dict[str, Tensor]]:
+        """Weights of the members that stand for the experts, as they are now."""
+        if self._acting_weights is None:
+            self._acting_weights = self.members.ask(Member.acting, self._best)
+        return self._acting_weights
+
     def _experts(self) -> list[WeightPolicy]:
         """Policies of the members that stand for the experts, as they are now."""
-        answers = self.members.ask(Member.acting, self._best)
+        answers = self._acting()
         return [
             expert_policy(self.config, answers[m], self.base, self.seed, k, self._tables)
             for k, m in enumerate(self._best)
@@ -389,9 +419,8 @@ class HierarchyLearner(Learner):
 
     def weights(self) -> dict[str, Tensor]:
         tensors = with_prefix("encoder.", self.base.state_dict())
-        answers = self.members.ask(Member.acting, self._best)
         for k, m in enumerate(self._best):
-            tensors |= with_prefix(f"expert.{k}.", answers[m])
+            tensors |= with_prefix(f"expert.{k}.", self._acting()[m])
         return tensors | with_prefix("router.", self.router.weights())
 
     def _write_history(self) -> None:
@@ -411,8 +440,8 @@ class HierarchyLearner(Learner):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         arrays, replay = self.replay.state()
         tensors = {f"replay.{k}": torch.from_numpy(np.asarray(v)) for k, v in arrays.items()}
-        members = sorted(self.members.ask(Member.state).items())
-        for m, answer in members:
+        members = self.members.states()
+        for m, answer in enumerate(members):
             tensors |= with_prefix(f"member.{m}.", answer["tensors"])
         router, router_facts = self.router.state()
         bonus, bonus_facts = self.bonus.state()
@@ -423,7 +452,7 @@ class HierarchyLearner(Learner):
             "steps": self.steps,
             "round": self.round,
             "replay": replay,
-            "members": [answer["facts"] for _, answer in members],
+            "members": [answer["facts"] for answer in members],
             "router": router_facts,
             "bonus": bonus_facts,
             "evolution": self.evolution.state(),
@@ -466,13 +495,12 @@ class HierarchyLearner(Learner):
         self._unwritten = True  # the file may be ahead of the checkpoint
         self._unheard = []
         self.members.restore(states)
-        self._policy = None
+        self._forget_policy()
 
     def close(self) -> None:
         """End the pool and remove what can be computed again, or is in the checkpoints."""
         self._write_history()
-        self.members.pool.call(Member.close, self.members.numbers)
-        self.members.pool.close()
+        self.members.close()
         for table in self._tables:
             table.close()
         self.replay.close()

@@ -17,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from echelon.agents.mfpbt import Decision
 from echelon.agents.replay import RingMark
-from echelon.errors import TrainingError
+from echelon.errors import TrainingError, WorkersLostError
 from echelon.population.evolution import Evolution
 from echelon.population.member import Member
 from echelon.population.shared_replay import SharedReplay
@@ -51,6 +51,9 @@ class Members:
         self._snapshots: dict[int, Any] = {}
         """By member; none of one that stands at its very beginning."""
         self._deaths = 0
+        self._ahead: Answers | None = None
+        """Of those who were sent ahead, as far as they have come; None: nobody was."""
+        self._under_way = False
         self._keep_states(lambda _: {}, (), {})
 
     def __len__(self) -> int:
@@ -64,6 +67,7 @@ class Members:
         **kwargs: _P.kwargs,
     ) -> dict[int, _R]:
         """Answers of members, None: of all, to what does not change them."""
+        self._wait()
         asked = list(self.numbers if numbers is None else numbers)
         return self._answers(lambda due: self.pool.call(method, due, *args, **kwargs), asked)
 
@@ -71,13 +75,50 @@ class Members:
         self, method: Callable[[Member, _A], _R], arguments: Mapping[int, _A]
     ) -> dict[int, _R]:
         """Answers of members to what changes them, each with its own argument."""
+        self._wait()
 
         def phase(due: Sequence[int]) -> Answers:
-            return self.pool.call_each(method, {m: arguments[m] for m in due})
+            ahead = self._ahead or {}
+            known: Answers = {m: ahead.pop(m) for m in due if m in ahead}
+            rest = {m: arguments[m] for m in due if m not in known}
+            return known | (self.pool.call_each(method, rest) if rest else {})
 
-        return self._answers(phase, list(arguments), changes=True)
+        answers = self._answers(phase, list(arguments), changes=True)
+        self._ahead = None
+        return answers
+
+    def send_ahead(
+        self, method: Callable[[Member, _A], object], arguments: Mapping[int, _A]
+    ) -> None:
+        """Have members begin what `advance` will ask for next, with the same arguments.
+
+        Until then they count as not having begun: `states` are those of before, and who dies
+        begins again. What they are asked meanwhile must not depend on it.
+        """
+        assert self.pool.away, "members that map our files would write into what is saved"
+        assert self._ahead is None, "they are ahead already"
+        self.pool.begin_each(method, arguments)
+        self._ahead, self._under_way = {}, True
+
+    def states(self) -> list[Any]:
+        """All that members would go on from, but for the replay."""
+        if not self.pool.remote:
+            return [state for _, state in sorted(self.ask(Member.state).items())]
+        return [self._snapshots[m] for m in self.numbers]
+
+    def close(self) -> None:
+        """Let members go."""
+        self._wait()
+        self.pool.call(Member.close, self.numbers)
+        self.pool.close()
+
+    def _wait(self) -> None:
+        """Take in the answers of those who are ahead."""
+        if self._under_way:
+            self._under_way, self._ahead = False, dict(self.pool.finish())
 
     def carry_out(self, decisions: Sequence[Decision]) -> None:
+        assert not self._ahead, "their states would be others"
         for d in decisions:
             self._note(d.kind, self._name(d.member), *d.cause)
         while True:
@@ -92,6 +133,8 @@ class Members:
             self._recover(answers, everybody=True)
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
+        self._wait()
+        self._ahead = None
         self._snapshots = dict(enumerate(states))
         answers = self._put_back(self.numbers)
         if _lost_members(answers):
@@ -138,7 +181,7 @@ class Members:
         while lost := _lost_members(answers):
             self._deaths += 1
             if self._deaths >= MOST_DEATHS:
-                raise TrainingError(
+                raise WorkersLostError(
                     f"given up after processes of the experts died {self._deaths} times in one "
                     f"phase of training; the last time {answers[lost[0]].error}"
                 )
@@ -148,6 +191,8 @@ class Members:
                 again.update(rebuilt)
                 lost = [m for m in lost if m not in rebuilt]
             answers = self._put_back(sorted(again))
+        for m in again:
+            (self._ahead or {}).pop(m, None)
         return sorted(again)
 
     def _put_back(self, numbers: Sequence[int]) -> Answers:

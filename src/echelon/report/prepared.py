@@ -17,8 +17,11 @@ _WINDOWS = {"train": "gain", "valid": "loss", "test": "equal_weight"}
 def draw_prepared(prepared: Prepared, path: Path) -> None:
     sizes = "{T} bars × {N} assets × {F} features, window {W}".format(**prepared.manifest)
     title = prepared.manifest["dataset"]["name"]
-    plots = (_growth_plot(prepared), _presence_plot(prepared), _features_plot(prepared))
-    chart = Chart([[plot] for plot in plots], 0, (3, 1, 4))
+    plots = [_growth_plot(prepared), _presence_plot(prepared)]
+    shown = [k for k, n in enumerate(prepared.names) if not n.startswith(("rank_", "zscore_"))]
+    if shown:
+        plots.append(_features_plot(prepared, shown))
+    chart = Chart([[plot] for plot in plots], 0, (3, 1, 4)[: len(plots)])
     write_atomic(path, draw_slide(Slide(title, sizes, chart, height=10.0)))
 
 
@@ -62,9 +65,8 @@ def _presence_plot(prepared: Prepared) -> Plot:
     return Plot(layers, DATES, y, legend="above")
 
 
-def _features_plot(prepared: Prepared) -> Plot:
+def _features_plot(prepared: Prepared, shown: list[int]) -> Plot:
     """Mean of each scaled feature over the assets present; of ranks it is always zero."""
-    shown = [k for k, name in enumerate(prepared.names) if not name.startswith("rank_")]
     rows = slice(None, None, max(1, len(prepared.times) // 1000))  # about as many columns
     present = np.asarray(prepared.present[rows])
     total = np.asarray(prepared.x[rows])[:, :, shown].sum(axis=1)  # absent rows are zero

@@ -21,10 +21,9 @@ from echelon.config import Config
 from echelon.evaluation.ablation import MATRIX, AblationResult, Choice, choices
 from echelon.evaluation.batch import MeasuredRow
 from echelon.evaluation.comparison import ComparisonResult
-from echelon.evaluation.tuning import TuningResult
 from echelon.files import write_atomic
 from echelon.ops.measures import LABELS, MeanStd, mean_std
-from echelon.report.charts.chart import Axis, Chart, Curve, Layer, Plot, Points, RefLine
+from echelon.report.charts.chart import Axis, Chart, Layer, Plot, Points, RefLine
 from echelon.report.charts.slides import Slide, draw_slide
 
 _MEASURE = "sharpe_annual"
@@ -76,34 +75,6 @@ def draw_comparison(result: ComparisonResult, path: Path) -> None:
     title = f"{result.name} · {LABELS[_MEASURE].text} by agent"
     rows = list(comparison_rows(result))
     write_atomic(path, draw_slide(_rows_slide(title, below, rows, window, result.reference)))
-
-
-def draw_tuning(result: TuningResult, measure: str, path: Path) -> None:
-    """Draw the search as a PNG at `path`: values in the order of trials, and by each setting."""
-    text = LABELS[measure].text if measure in LABELS else measure
-    shown = [trial for trial in result.trials if math.isfinite(trial.value)]
-    numbers = [float(trial.trial.number) for trial in shown]
-    values = [trial.value for trial in shown]
-    done = [trial.value if trial.state == "complete" else -math.inf for trial in shown]
-    best = [value if math.isfinite(value) else math.nan for value in np.maximum.accumulate(done)]
-    roles = ["accent" if trial.state == "complete" else "benchmark" for trial in shown]
-    y = Axis(f"{text}, validation")
-    layers: list[Layer] = [Points(numbers, values, roles=roles), Curve(numbers, best, step=True)]
-    plots = [Plot(layers, Axis("trial", form="integer"), y)]
-    for r in result.ranges:
-        places: Any = [trial.settings.get(r.key, math.nan) for trial in shown]
-        x = Axis(r.key, kind="log" if r.log else "linear")
-        if r.choices:
-            places = [str(place) for place in places]
-            x = Axis(r.key, kind="category", labels=[str(choice) for choice in r.choices])
-        plots.append(Plot([Points(places, values, roles=roles)], x, y))
-    below = "Dot: a trial, mean over its seeds; grey: pruned · line: the best so far"
-    rows: list[list[Plot | None]] = [list(plots[k : k + 2]) for k in range(0, len(plots), 2)]
-    if len(rows[-1]) == 1 and len(rows) > 1:
-        rows[-1].append(None)
-    chart = Chart(rows, 0, legend="none")
-    title = f"{result.name} · {text} by trial"
-    write_atomic(path, draw_slide(Slide(title, below, chart, height=2.0 + 3.2 * len(rows))))
 
 
 def _seeds_text(seeds: int) -> str:
