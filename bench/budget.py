@@ -146,7 +146,7 @@ def show(name: str, backtest: Backtest) -> None:
 def _kept(plain: Backtest, limited: Backtest) -> bool:
     a, b = plain.measures, limited.measures
     falls = b["max_drawdown_year"] <= MOST_YEAR and b["max_drawdown"] <= MOST_ALL
-    held = b["exposure"] >= LEAST_EXPOSURE * min(1.0, a["exposure"])
+    held = b["exposure"] >= LEAST_EXPOSURE
     return falls and held and b["sharpe_annual"] - a["sharpe_annual"] >= LEAST_GAIN
 
 

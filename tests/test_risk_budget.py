@@ -71,8 +71,7 @@ class Buys:
 def test_cap_is_the_surplus_of_grossman_and_zhou_by_hand() -> None:
     """At 100 of a peak of 110 and a budget of 15 %, the surplus is 100 - 93.5 = 6.5 of 100."""
     caps = budget_cap(np.array([0.0, 1.0 - 100.0 / 110.0, 0.15, 0.4, np.nan]), 0.15)
-    at_peak = budget_cap(np.array([0.0]), 0.15)[0]
-    np.testing.assert_allclose(caps[:2], [at_peak, at_peak * 0.065 / 0.15])
+    np.testing.assert_allclose(caps[:2], [0.85, 0.85 * (0.065 / 0.15) ** 1.25])
     assert caps[2:].tolist() == [0.0, 0.0, 0.0]
 
 
@@ -284,5 +283,5 @@ def test_agents_that_are_trained_get_a_budget_for_an_evaluation(
     assert limited.directory == run.path / "executors/limits/evaluations/valid"
     assert "limits" not in free.facts
     assert limited.facts["limits"]["max_drawdown"] == 0.05
-    assert limited.baselines["equal_weight"]["exposure"] < 0.85
-    assert free.baselines["equal_weight"]["exposure"] > 0.9
+    with_it, without = (e.baselines["equal_weight"]["exposure"] for e in (limited, free))
+    assert with_it < without - 0.05

@@ -40,7 +40,7 @@ from echelon.risk.events import RiskEvent, RiskLog
 from echelon.states import State, below_prefix, copy_state, match_state, with_prefix
 from echelon.types import Bools, Floats
 
-_BAND = 0.1
+_BAND = 0.05
 """Shares that are nearer to the cap than this are left; the first per cent below all of it too."""
 _WHOLE_BAND = 0.01
 _LAST_EVENTS = 1_000
