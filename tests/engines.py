@@ -127,8 +127,6 @@ def sample(path: Path, algo: str) -> Served:
 
 
 def _rules(algo: str) -> tuple[str, ...]:
-    if algo == "APG":  # gradients through the market need rules without steps
-        return "market.preset=paper", "market.preset_confirmed=true"
     return "market.preset=cn", "fee_rate=null", "market.initial_cash=5000000"
 
 

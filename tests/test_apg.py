@@ -13,14 +13,18 @@ import torch
 from torch import Tensor
 from worlds import make_config, make_world
 
-from echelon.agents.apg import APG, utility
+from echelon.agents.apg import APG, information_ratio, utility
+from echelon.backtest.policy import Policy
+from echelon.backtest.run import run_backtest
+from echelon.config import Config
 from echelon.config.agents import RewardConfig
 from echelon.envs import rewards
-from echelon.envs.act import ActionRule
-from echelon.envs.books import Books
+from echelon.envs.act import ActionRule, Holdings
+from echelon.envs.books import Books, equal_weight_returns
 from echelon.envs.world import World
 from echelon.errors import ConfigError, DataError, TrainingError
-from echelon.models.encoders import build_encoder
+from echelon.models.encoders import Encoder, build_encoder
+from echelon.models.expert import memberships
 from echelon.training.run import load_policy
 
 SMALL = (
@@ -241,13 +245,231 @@ def test_setting_that_has_no_gradient_is_refused_by_its_key(setting: str) -> Non
         make_learner(gappy_world(), setting)
 
 
-def test_rule_of_the_market_that_depends_on_size_is_refused() -> None:
-    world = steady_world(min_commission=1.0)
-    with pytest.raises(ConfigError, match=r"market\.min_commission=0"):
-        make_learner(world)
+def test_rules_that_jump_with_an_order_are_named_and_left_out() -> None:
+    learner = make_learner(steady_world(min_commission=1.0, min_value=1e9))
+    assert learner.facts().dropped == ("market.min_commission", "market.min_order_value")
+    assert "market.min_order_value; validated" in learner.facts().lines()[0]
+    assert learner.train_once()["charts/exposure"] > 0.0
 
 
 def test_horizon_longer_than_the_train_window_is_refused() -> None:
     with pytest.raises(DataError, match=r"expert\.horizon=75 does not fit.*74 steps"):
         make_learner(gappy_world(), "expert.horizon=75")
     assert trained(make_learner(gappy_world(), "expert.horizon=74"), 1).steps == 4 * 74
+
+
+WIDE = (
+    *("window=1", "train.algo=APG", "expert.actor=top_k", "expert.hidden=8", "reward.kind=active"),
+    *("reward.scale=1", "reward.variance_penalty=0", "train.books=8", "expert.horizon=20"),
+    *("expert.warmup_updates=0", "train.lr_actor=0.02", "pretrain.cross_fit=2"),
+)
+QUICK = ("train.books=16", "train.lr_actor=0.01")
+N_WIDE, WIDE_ROWS, LEARNED_ROWS = 60, 600, 400
+
+
+class ScoresThemselves(Encoder):
+    """Embeds a bar as its features: what an encoder that forecasts would give."""
+
+    def __init__(self, config: Config, n_features: int) -> None:
+        super().__init__(config, n_features)
+        self.d_model = n_features
+
+    def _encode(self, x: Tensor) -> Tensor:
+        return x[..., self.window - 1 :, :, :]
+
+
+def planted_wide(seed: int = 3, leak: float = 0.0, cost: float = 0.001) -> World:
+    """Scores of which a slow part foresees returns and a fast one does not.
+
+    leak: how much of the next day's own noise the scores of the train window know, as those of
+    a forecaster do that was fitted on it
+    """
+    rng = np.random.default_rng(seed)
+    shape = (WIDE_ROWS, N_WIDE)
+    noise = rng.standard_normal(shape)
+    slow = np.zeros(shape)
+    slow[0] = rng.standard_normal(N_WIDE)
+    for t in range(1, WIDE_ROWS):
+        slow[t] = 0.95 * slow[t - 1] + np.sqrt(1.0 - 0.95**2) * rng.standard_normal(N_WIDE)
+    steps = 0.01 * rng.standard_normal((WIDE_ROWS, 1)) + 0.02 * noise
+    # A score of the close of t foresees what comes after the fill at the open of t + 1.
+    steps[2:] += 0.0015 * slow[:-2]
+    score = slow + rng.standard_normal(shape)
+    score[: LEARNED_ROWS - 2] += leak * noise[2:LEARNED_ROWS]
+    score = (score - score.mean(1, keepdims=True)) / score.std(1, keepdims=True)
+    close = 20.0 * np.exp(np.cumsum(steps, axis=0))
+    opens = np.concatenate([close[:1], close[:-1]])
+    splits = {"train": range(LEARNED_ROWS), "valid": range(LEARNED_ROWS, WIDE_ROWS)}
+    x = score[..., None].astype(np.float32)
+    return make_world(
+        close=close, open=opens, x=x, window=1, splits=splits, commission=cost, initial_cash=1e7
+    )
+
+
+def make_wide(world: World, *overrides: str, seed: int = 7) -> APG:
+    config = make_config(*WIDE, *overrides)
+    return APG(config, world, seed, ScoresThemselves(config, world.x.shape[2]))
+
+
+def active_measures(policy: Policy, world: World, split: str = "valid") -> tuple[float, float]:
+    """(information ratio, turnover) of a year over the mean asset."""
+    span = world.span(split)
+    run = run_backtest(policy, world, span, make_config(*WIDE))
+    mean = equal_weight_returns(world, span)[span.start : span.stop - 1]
+    active = run.returns - mean
+    return float(active.mean() / active.std() * np.sqrt(252)), float(run.traded[10:].mean() * 252)
+
+
+class TopKRule:
+    """The plain rule in staggered tranches: each holds the K best, and keeps down to K · buffer."""
+
+    name, kind = "rule", "weights"
+
+    def __init__(self, k: int = 6, buffer: float = 3.0, tranches: int = 5) -> None:
+        self.k, self.keep, self.tranches = k, k * buffer, tranches
+
+    def start(self, world: World, span: range) -> None:
+        self.world, self.held = world, [set[int]() for _ in range(self.tranches)]
+
+    def decide(self, row: np.ndarray, held: Holdings) -> np.ndarray:
+        best = np.argsort(-self.world.x[row[0], :, 0])
+        which = int(row[0]) % self.tranches
+        kept = {int(n) for n in best[: int(self.keep)] if int(n) in self.held[which]}
+        new = [int(n) for n in best if int(n) not in kept][: self.k - len(kept)]
+        self.held[which] = kept | set(new)
+        target = np.zeros((1, self.world.n_assets))
+        for names in self.held:
+            target[0, list(names)] += 1.0 / self.k / self.tranches
+        return target
+
+
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_untrained_it_trades_as_the_top_k_rule(seed: int) -> None:
+    world = planted_wide(seed)
+    span, config = world.span("valid"), make_config(*WIDE)
+    mean = equal_weight_returns(world, span)[span.start : span.stop - 1]
+    own, rule = (
+        run_backtest(policy, world, span, config)
+        for policy in (make_wide(world).policy(), TopKRule())
+    )
+    active, rule_active = own.returns - mean, rule.returns - mean
+    assert np.corrcoef(active, rule_active)[0, 1] > 0.75
+    assert active.std() == pytest.approx(rule_active.std(), rel=0.15)
+    assert active.mean() / active.std() > rule_active.mean() / rule_active.std() - 0.02
+    assert own.traded[10:].mean() == pytest.approx(rule.traded[10:].mean(), rel=0.3)
+
+
+def test_its_target_is_the_top_k_and_holdings_leave_in_few_bars() -> None:
+    world = planted_wide()
+    learner = make_wide(world)
+    policy, span = learner.policy(), world.span("valid")
+    run = run_backtest(policy, world, span, learner.config)
+    held = (run.weights > 1e-6).sum(axis=1)[20:]
+    # Six members, some more at the edge, and what is being sold.
+    assert 6 <= held.min() <= held.max() <= 36
+    assert run.cash_share[20:].max() < 0.15
+    assert run.weights.max() < 1.5 / 6
+
+
+def test_it_learns_to_trade_less_of_what_it_cannot_keep_and_earns_more() -> None:
+    world = planted_wide(cost=0.002)
+    learner = make_wide(world, *QUICK)
+    ratio, turnover = active_measures(learner.policy(), world)
+    learned_ratio, learned_turnover = active_measures(trained(learner, 40).policy(), world)
+    assert learned_turnover < 0.7 * turnover
+    assert learned_ratio > ratio + 0.5
+
+
+def test_policy_of_in_sample_scores_trades_too_much_and_earns_less() -> None:
+    """What a forecaster says of the rows it was fitted on looks better than it is anywhere else."""
+    honest, leaky = planted_wide(cost=0.002), planted_wide(leak=0.3, cost=0.002)
+    after = slice(LEARNED_ROWS, WIDE_ROWS)
+    assert np.array_equal(honest.x[after], leaky.x[after])
+    (ratio, turnover), (leaky_ratio, leaky_turnover) = (
+        active_measures(trained(make_wide(world, *QUICK), 40).policy(), honest)
+        for world in (honest, leaky)
+    )
+    assert leaky_turnover > 1.5 * turnover
+    assert leaky_ratio < ratio - 1.0
+
+
+def test_wide_books_go_on_where_they_stood_and_resume_bit_exactly() -> None:
+    world = planted_wide()
+    whole = trained(make_wide(world), 5)
+    half = trained(make_wide(world), 2)
+    ends = half._standing
+    assert ends is not None
+    begun = half._begin()
+    stays = half.starts.fits(ends.row.numpy())
+    assert stays.any()
+    assert torch.equal(begun.row[stays], ends.row[stays])
+    assert torch.equal(begun.weights[stays], ends.weights[stays])
+    torch.testing.assert_close(begun.weights.sum(-1) + begun.cash, torch.ones(8))
+    half = trained(make_wide(world), 2)
+    resumed = make_wide(world)
+    resumed.restore(*everything(half))
+    assert same(trained(resumed, 3), whole)
+
+
+def test_wide_books_make_the_returns_that_the_policy_makes_in_the_real_ones() -> None:
+    world = planted_wide()
+    world = replace(
+        world,
+        present=np.random.default_rng(1).random(world.present.shape) < 0.9,
+        rows=world.rows._replace(
+            tradable=np.random.default_rng(2).random(world.present.shape) < 0.9
+        ),
+    )
+    learner = trained(make_wide(world), 2)
+    rows = torch.tensor([10, 100, 200])
+    paths = learner.trade(rows, torch.zeros(3, N_WIDE), torch.ones(3))
+    books = Books(world, ActionRule("weights"), RewardConfig(), 3, world.span("train"))
+    books.reset(rows.numpy())
+    policy = learner.policy()
+    policy.start(world, world.span("train"))
+    for k in range(20):
+        before = books.value.copy()
+        result = books.step(policy.decide(books.row, books.holdings()))
+        assert paths.gain[k].tolist() == pytest.approx(result.value / before - 1.0, abs=1e-5)
+
+
+def test_actor_of_wide_universes_is_refused_to_learners_without_gradients() -> None:
+    with pytest.raises(ConfigError, match=r"expert\.actor 'top_k'.*train\.algo is 'SAC'"):
+        make_config("train.algo=SAC", "expert.actor=top_k", "pretrain.cross_fit=2")
+    with pytest.raises(ConfigError, match=r"expert\.actor 'top_k'.*pretrain\.cross_fit of 2"):
+        make_config("train.algo=APG", "expert.actor=top_k")
+    with pytest.raises(ConfigError, match=r"buffer \(5\) times top_share \(0\.3\)"):
+        make_config("expert.top_share=0.3", "expert.buffer=5")
+
+
+@pytest.mark.parametrize(("least", "most"), [(0.0, 1.0), (0.1, 0.7)])
+def test_memberships_add_up_and_their_gradients_are_those_of_differences(
+    least: float, most: float
+) -> None:
+    torch.manual_seed(2)
+    rating = torch.randn(2, 7, dtype=torch.float64, requires_grad=True)
+    width = torch.tensor(0.8, dtype=torch.float64, requires_grad=True)
+    places = torch.full((2, 1), 2.3, dtype=torch.float64, requires_grad=True)
+    free = torch.tensor([[True] * 7, [True, False] + [True] * 5])
+    bounds = (torch.full((2, 7), least).double(), torch.full((2, 7), most).double())
+
+    def members(rating: Tensor, places: Tensor, width: Tensor) -> Tensor:
+        return memberships(rating, places, width, free, *bounds)
+
+    part = members(rating, places, width)
+    assert part.sum(-1).tolist() == pytest.approx([2.3, 2.3])
+    assert part[1, 1] == 0.0
+    assert least <= part[free].min() <= part.max() <= most
+    order = rating[0].argsort()
+    assert (part[0][order].diff() >= 0.0).all()
+    assert torch.autograd.gradcheck(members, (rating, places, width))
+    none = memberships(rating, places, width, torch.zeros_like(free))
+    assert none.abs().max() == 0.0
+
+
+def test_information_ratio_is_mean_over_deviation_and_its_risk_is_in_it() -> None:
+    active = torch.tensor([[0.01, 0.03], [0.02, -0.02]])
+    assert float(information_ratio(active)) == pytest.approx(0.01 / active.std().item())
+    assert float(information_ratio(torch.zeros(2, 2))) == 0.0
+    with pytest.raises(ConfigError, match=r"reward\.variance_penalty=1 \(take 0\)"):
+        make_wide(planted_wide(), "reward.variance_penalty=1")

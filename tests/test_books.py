@@ -11,6 +11,7 @@ from worlds import at, make_config, make_world
 
 from echelon.envs import Action, ActionRule, Books, World
 from echelon.envs.act import ActionKind
+from echelon.envs.books import equal_weight_returns
 from echelon.errors import DataError
 from echelon.market import MarketRows, Reason
 
@@ -178,6 +179,19 @@ def test_excess_reward_is_over_the_benchmark() -> None:
     books = books_of(world, 1, "discrete", "reward.kind=excess")
     paid = [float(books.step(np.array([[HOLD, HOLD]])).reward[0]) for _ in range(3)]
     assert paid == pytest.approx([-0.01, 2 / 101, 0.0])
+
+
+def test_active_reward_is_over_the_mean_of_what_may_be_bought() -> None:
+    close = [[10.0, 10.0, 10.0], [11.0, 10.0, 9.0], [11.0, 12.0, 9.0]]
+    member = [[True, True, True], [True, False, True], [True, True, True]]
+    world = make_world(close=close, member=member, window=1, splits={"train": range(3)})
+    config = make_config("reward.kind=active")
+    books = Books(world, ActionRule("weights"), config.reward, 1, range(3))
+    paid = [float(books.step(np.zeros((1, 3))).reward[0]) for _ in range(2)]
+    # Of the second bar the asset that rises is no member.
+    assert paid == pytest.approx([-(0.1 + 0.0 - 0.1) / 3, 0.0])
+    closed = equal_weight_returns(replace(world, member=np.zeros((3, 3), dtype=bool)), range(3))
+    assert closed.tolist() == pytest.approx([0.0, 0.0, np.nan], nan_ok=True)
 
 
 def test_excess_without_a_benchmark_or_with_a_hole_in_it_is_refused() -> None:

@@ -504,6 +504,10 @@ _ranked = under(_expert, "pretrain.targets=[rank]")
 _adapted = under(_expert, "lora.enabled=true")
 _td3 = under(_expert, "train.algo=TD3")
 _apg = under(_expert, "train.algo=APG", "expert.horizon=5")
+_scored = under(_apg, "pretrain.cross_fit=2")
+_top_k = under(
+    _scored, "expert.actor=top_k", "expert.top_share=0.4", "expert.buffer=1.5", "reward.kind=active"
+)
 _timesnet = under(_learned, "model.encoder=TimesNet")
 _informed = under(_round, "experts.mi_reward_weight=0.5")
 _schedule = "trainer.training_schedule"
@@ -607,6 +611,10 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "expert.target_noise": ("expert.target_noise=0.4", _td3),
     "expert.noise_clip": ("expert.noise_clip=0.05", _td3),
     "expert.policy_delay": ("expert.policy_delay=3", _td3),
+    "expert.actor": ("expert.actor=top_k", _scored),
+    "expert.top_share": ("expert.top_share=0.6", _top_k),
+    "expert.buffer": ("expert.buffer=2", _top_k),
+    "expert.speed": ("expert.speed=0.5", _top_k),
     "expert.horizon": ("expert.horizon=6", _apg),
     "expert.weight_decay": ("expert.weight_decay=0.5", _apg),
     "train.algo": ("train.algo=TD3", _expert),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,18 @@ from torch import Tensor
 from worlds import make_world
 
 from echelon.config.agents import RewardConfig
-from echelon.envs.act import Action, ActionRule, weights_of_actions
+from echelon.envs.act import Action, ActionRule, weights_of_actions, weights_of_targets
 from echelon.envs.books import Books
 from echelon.envs.world import World
-from echelon.errors import ConfigError
 from echelon.market.differentiable import (
     DiffMarket,
     allowed_trades,
     diff_cap_weights,
     diff_market,
     diff_weights_of_scores,
+    diff_weights_of_targets,
     differentiable_step,
+    dropped_rules,
 )
 from echelon.market.rules import SLIPPAGE_FIXED, SLIPPAGE_LINEAR, SLIPPAGE_SQRT
 
@@ -68,6 +70,7 @@ def market_of(world: World, dtype: torch.dtype = torch.float64) -> DiffMarket:
         world.rules,
         fill_open=world.fill_open,
         members=world.present & world.member,
+        capital=world.initial_cash,
         dtype=dtype,
     )
 
@@ -195,21 +198,73 @@ def test_capping_is_that_of_act_and_leaves_nan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "key"),
+    ("changes", "keys"),
     [
-        ({"min_commission": 1.0}, "market.min_commission=0"),
-        ({"slippage_model": SLIPPAGE_LINEAR, "slippage": 0.01}, "market.slippage=fixed"),
-        ({"slippage_model": SLIPPAGE_SQRT, "slippage": 0.01}, "market.slippage=fixed"),
-        ({"participation": 0.1}, "market.no_cap=true"),
-        ({"lot": [100.0, 0.0, 0.0]}, "market.lots=false"),
-        ({"min_value": 100.0}, "market.min_order_value=0"),
-        ({"t_plus_one": True, "new_session": np.arange(60) % 2 == 0}, "market.t_plus_one=false"),
+        ({"min_commission": 1.0}, ["market.min_commission"]),
+        ({"participation": 0.1}, ["market.participation"]),
+        ({"lot": [100.0, 0.0, 0.0], "min_value": 9.0}, ["market.lots", "market.min_order_value"]),
+        ({"t_plus_one": True, "new_session": np.arange(60) % 2 == 0}, ["market.t_plus_one"]),
+        ({"t_plus_one": True, "slippage_model": SLIPPAGE_SQRT, "slippage": 0.01}, []),
     ],
 )
-def test_rule_that_depends_on_size_is_refused_by_its_key(changes: dict[str, Any], key: str) -> None:
-    with pytest.raises(ConfigError, match=key) as caught:
-        market_of(make_world(**changes))
-    assert str(caught.value).count("market.") == 1
+def test_rules_that_jump_with_an_order_are_left_out_by_name(
+    changes: dict[str, Any], keys: list[str]
+) -> None:
+    world = make_world(**changes)
+    assert dropped_rules(world.rows, world.rules) == keys
+
+
+@pytest.mark.parametrize("fill_open", [True, False])
+@pytest.mark.parametrize("model", [SLIPPAGE_LINEAR, SLIPPAGE_SQRT])
+def test_impact_is_that_of_a_book_of_the_capital(model: int, fill_open: bool) -> None:
+    """Steps of books worth the capital, half in cash, so that no buy is cut; one volume is none."""
+    rng = np.random.default_rng(8)
+    volume = rng.uniform(500.0, 5_000.0, (N_ROWS, N_ASSETS))
+    volume[:, 0] = np.inf
+    changes = {"slippage_model": model, "slippage": 0.05, "fill_open": fill_open}
+    world = eventful_world(5, volume_open=volume, volume_close=volume, **changes)
+    world = replace(world, initial_cash=10_000.0)
+    market = market_of(world)
+    books, _ = new_books(world, 5)
+    weights = torch.zeros(N_BOOKS, N_ASSETS, dtype=torch.float64)
+    cash = torch.ones(N_BOOKS, dtype=torch.float64)
+    first = rng.dirichlet(np.ones(N_ASSETS), N_BOOKS) * 0.5
+    row, target = torch.from_numpy(books.row), torch.from_numpy(first)
+    result = books.step(first)
+    gain, weights, cash = differentiable_step(market, weights, cash, target, row)
+    assert np.abs(gain.numpy() - (result.value / 10_000.0 - 1.0)).max() < 1e-9
+    assert np.abs(cash.numpy() - exact(books)[1]).max() < 1e-9
+    assert (result.fills.slippage > 0.0).sum() > N_BOOKS
+    # And sells: from books that are worth the capital again, and hold what they hold.
+    scale = 10_000.0 / books.value
+    books.book = books.book._replace(
+        cash=books.book.cash * scale, shares=books.book.shares * scale[:, None]
+    )
+    books.value = np.full(N_BOOKS, 10_000.0)
+    weights, cash = (torch.from_numpy(part) for part in exact(books))
+    weights.requires_grad_()
+    row, target = torch.from_numpy(books.row), weights.detach() * 0.3
+    gain, _, _ = differentiable_step(market, weights, cash, target, row)
+    result = books.step(target.numpy())
+    assert np.abs(gain.detach().numpy() - (result.value / 10_000.0 - 1.0)).max() < 1e-9
+    (gradient,) = torch.autograd.grad(gain.sum(), weights)
+    assert torch.isfinite(gradient).all()
+
+
+def test_targets_are_read_as_act_reads_them() -> None:
+    world = eventful_world(3)
+    market = market_of(world)
+    books, rng = new_books(world, 3)
+    for _ in range(3):
+        held, row = books.holdings(), torch.from_numpy(books.row)
+        weights = torch.from_numpy(held.weights)
+        may = allowed_trades(market, weights, row)
+        wanted = rng.dirichlet(np.ones(N_ASSETS), N_BOOKS).astype(np.float32)
+        target = weights_of_targets(wanted, held)
+        diff = diff_weights_of_targets(torch.from_numpy(wanted), weights, *may)
+        assert np.array_equal(diff.double().numpy(), target, equal_nan=True)
+        books.step(target)
+    assert np.isnan(target).any()
 
 
 def test_weights_of_another_precision_and_rows_outside_are_refused() -> None:

@@ -130,6 +130,16 @@ def test_budget_on_the_engine_equals_its_backtest_also_restored_at_every_bar(
     assert min(caps) < max(caps)
 
 
+def test_ensemble_of_wide_actors_equals_its_backtest(tmp_path: Path, bars_file: Path) -> None:
+    settings = ("expert.actor=top_k", "expert.top_share=0.3", "expert.buffer=2")
+    wide = ("reward={kind: active}", "expert.horizon=10", "pretrain.cross_fit=2", *settings)
+    known = daily(tmp_path, bars_file, "APG", ExportRequest(ensemble=True), *wide, seeds=(1, 2))
+    assert [m["kind"] for m in known.bundle.spec["members"]] == ["targets", "targets"]
+    done = replay(known.bundle, known.store, known.world, known.rows(24))
+    assert done.differences == ()
+    assert done.orders > 0
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_rule_on_the_engine_equals_its_backtest(served: Get, rule: str) -> None:
     known = served("1d", "A2C", ExportRequest(baseline=rule))

@@ -22,9 +22,15 @@ from echelon.config.agents import ENCODERS, ModelConfig
 from echelon.envs.act import Holdings
 from echelon.errors import ConfigError, DamagedError, DataError, StoreError
 from echelon.models.actor_critic import ActorCritic
-from echelon.models.encoders import build_encoder, build_served
-from echelon.models.expert import ExpertActor
-from echelon.serving.graphs import ExpertActorGraph, Exporter, FlatActorGraph, as_graph
+from echelon.models.encoders import build_encoder, build_served, served_width
+from echelon.models.expert import ExpertActor, TopKActor
+from echelon.serving.graphs import (
+    ExpertActorGraph,
+    Exporter,
+    FlatActorGraph,
+    TargetGraph,
+    as_graph,
+)
 from echelon.serving.parity import TOLERANCE, Choices, gap
 from echelon.serving.policies import (
     GRAPH_INPUTS,
@@ -133,6 +139,27 @@ def test_expert_actor_decides_as_torch_does(skill: int) -> None:
         for present in (inputs["present"], np.ones((batch, assets), dtype=bool)):
             every = [*(inputs | {"present": present}).values()]
             assert gap(eager(*every), graph(*every)) < TOLERANCE
+
+
+def test_actor_of_wide_universes_sets_the_weights_that_torch_does() -> None:
+    config = small("train.algo=APG", "expert.actor=top_k", "pretrain.cross_fit=2")
+    torch.manual_seed(4)
+    width = served_width(config)
+    actor = TopKActor(width, config.expert, config.state).eval()
+    with torch.no_grad():
+        actor.last.weight.normal_(std=0.1)
+        actor.moved.normal_(std=0.2)
+    module = TargetGraph(actor)
+    rng, eager = np.random.default_rng(5), as_graph(module)
+    graph = exported(module, "targets", config)
+    for batch, assets in ((1, 40), (4, 9)):
+        seen = book(rng, batch, assets)
+        seen["z"] = rng.standard_normal((batch, assets, width)).astype(np.float32)
+        inputs = [*seen.values(), rng.random((batch, assets)) < 0.8]
+        target = graph(*inputs)
+        assert gap(eager(*inputs), target) < TOLERANCE
+        assert (target[~(inputs[3] & inputs[4])] == 0.0).all()
+    assert target[0].sum() > 0.3
 
 
 def test_modules_of_one_structure_are_traced_once_and_keep_their_own_weights(

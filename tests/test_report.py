@@ -851,6 +851,11 @@ def test_adapter_and_replay_of_a_learner_have_their_lines(tmp_path: Path) -> Non
     ]
     file.write_text(json.dumps({"adapter": None} | facts))
     assert [key for key, _ in learner_lines(tmp_path, Words("en"))] == ["fact_replay"]
+    dropped = {"adapter": None, "replay": None, "dropped": ["market.lots"]}
+    file.write_text(json.dumps(dropped))
+    ((key, (line,)),) = learner_lines(tmp_path, Words("en"))
+    assert key == "fact_dropped"
+    assert line.startswith("learns without market.lots, ")
     file.write_text("[]")
     with pytest.raises(StoreError, match=r"learner\.json: missing or damaged"):
         learner_lines(tmp_path, Words("en"))

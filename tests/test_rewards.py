@@ -186,7 +186,7 @@ def test_without_cvar_nothing_is_remembered() -> None:
 
 
 @given(
-    st.sampled_from(["return", "log_return", "excess", "differential_sharpe"]),
+    st.sampled_from(["return", "log_return", "excess", "active", "differential_sharpe"]),
     st.integers(1, 5),
     st.integers(0, 1000),
 )

@@ -48,7 +48,7 @@ from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.market import Rows
 from echelon.models.encoders import Encoder, build_served
-from echelon.models.expert import ExpertActor
+from echelon.models.expert import ExpertActor, TopKActor, build_actor
 from echelon.models.lora import adapter_size
 from echelon.rng import stream, torch_generator
 from echelon.runs.checkpoint import below_prefix, pack_generator, unpack_generator, with_prefix
@@ -78,6 +78,13 @@ class Starts:
     def whole(self) -> range:
         """From the first row of all stretches to the last."""
         return range(int(self._first.min()), int(self._last.max()) + 1)
+
+    def fits(self, rows: Rows) -> Bools:
+        """[E] whether an episode begun at rows[E] would end within its stretch."""
+        assert self._steps is not None, "episodes are of no length"
+        ends = rows[:, None] + self._steps
+        inside = (rows[:, None] >= self._first) & (ends <= self._last)
+        return np.asarray(inside.any(axis=1))
 
     def draw(self, count: int) -> tuple[Rows, Rows]:
         place = self.rng.integers(0, self._until[-1], count)
@@ -177,7 +184,7 @@ class SingleExpert(Learner):
     """A learner of one expert on the run's encoder (`serving`) and a table of it."""
 
     serving: Encoder
-    actor: ExpertActor
+    actor: ExpertActor | TopKActor
 
     def __init__(
         self, config: Config, world: World, seed: int, encoder: Encoder, tables: Path | None = None
@@ -200,7 +207,7 @@ class SingleExpert(Learner):
     ) -> WeightPolicy:
         encoder = build_served(config, n_features)
         encoder.load_state_dict(below_prefix("encoder.", weights))
-        actor = ExpertActor(encoder.d_model, config.expert.hidden, config.state)
+        actor = build_actor(config, encoder.d_model)
         actor.load_state_dict(below_prefix("actor.", weights))
         return WeightPolicy(encoder, actor, config, seed, name)
 

@@ -26,11 +26,17 @@ from echelon.agents.offpolicy import OffPolicy
 from echelon.agents.replay import Transitions
 from echelon.agents.tables import EmbeddingTable, encode_rows, encode_span
 from echelon.config import Config
-from echelon.envs.act import ActionKind, Holdings, free, weights_of_actions
+from echelon.envs.act import (
+    ActionKind,
+    Holdings,
+    free,
+    weights_of_actions,
+    weights_of_targets,
+)
 from echelon.envs.world import World
 from echelon.market import Rows
 from echelon.models.encoders import Encoder
-from echelon.models.expert import ExpertActor, ExpertCritic, ExpertObs
+from echelon.models.expert import ExpertActor, ExpertCritic, ExpertObs, InputScale, TopKActor
 from echelon.models.lora import (
     adapt,
     adapter_parameters,
@@ -54,6 +60,13 @@ def frozen_copy(encoder: Encoder) -> Encoder:
     return copy.deepcopy(encoder).requires_grad_(requires_grad=False).eval()
 
 
+def fit_scale(scale: InputScale, world: World, table: EmbeddingTable) -> None:
+    """Bring the embeddings of the train window to mean 0 and deviation 1."""
+    rows = np.concatenate([np.arange(s.start, s.stop) for s in world.spans("train")])
+    some = rows[:: max(1, len(rows) // 4_096)]
+    scale.fit(table.look(some), torch.from_numpy(world.present[some]))
+
+
 def draw_networks(
     config: Config, world: World, table: EmbeddingTable, seed: int, skill_dim: int = 0
 ) -> tuple[ExpertActor, ExpertCritic]:
@@ -61,11 +74,8 @@ def draw_networks(
     with global_draws(seed, "weights"):
         actor = ExpertActor(table.d_model, hidden, state, skill_dim)
         critic = ExpertCritic(table.d_model, hidden, state)
-    rows = np.concatenate([np.arange(s.start, s.stop) for s in world.spans("train")])
-    some = rows[:: max(1, len(rows) // 4_096)]
-    z, present = table.look(some), torch.from_numpy(world.present[some])
-    actor.scale.fit(z, present)
-    critic.scale.fit(z, present)
+    fit_scale(actor.scale, world, table)
+    critic.scale.load_state_dict(actor.scale.state_dict())
     return actor, critic
 
 
@@ -224,14 +234,17 @@ def table_file(directory: Path | None, name: str) -> Path | None:
 
 
 class WeightPolicy:
-    """An expert: the middle of its actions, or a draw from them, as target weights."""
+    """An expert: the middle of its actions, or a draw from them, as target weights.
+
+    The actor of wide universes has no draws: it is the same however `eval.deterministic` is set.
+    """
 
     kind: ActionKind = "weights"
 
     def __init__(
         self,
         encoder: Encoder,
-        actor: ExpertActor,
+        actor: ExpertActor | TopKActor,
         config: Config,
         seed: int,
         name: str = "agent",
@@ -250,7 +263,8 @@ class WeightPolicy:
         self._kept: dict[tuple[int, range], tuple[World, Tensor]] = {}
         # Who does not see its book acts alike in all of them: a row is worked out once.
         state = config.state
-        self._blind = config.eval.deterministic and not (state.include_pos or state.include_cash)
+        sees = state.include_pos or state.include_cash or isinstance(actor, TopKActor)
+        self._blind = config.eval.deterministic and not sees
         self._table: EmbeddingTable | None = None
         self._z: Tensor | None = None
         self._actions: Floats32 | None = None
@@ -282,6 +296,9 @@ class WeightPolicy:
         if self._actions is not None:
             return weights_of_actions(self._actions[at], held)
         obs = expert_obs(self._look(row), self._present[torch.from_numpy(at)], held)
+        if isinstance(self.actor, TopKActor):
+            with torch.no_grad():
+                return weights_of_targets(self.actor(obs).numpy(), held)
         return weights_of_actions(self._act(obs), held)
 
     def _look(self, row: Rows) -> Tensor:
@@ -307,6 +324,7 @@ class WeightPolicy:
         return actions
 
     def _act(self, obs: ExpertObs) -> Floats32:
+        assert isinstance(self.actor, ExpertActor), "the other gives weights at once"
         with torch.no_grad():
             mean, log_std = self.actor(obs)
             if not self._config.eval.deterministic:

@@ -39,10 +39,14 @@ class ReplaySize(NamedTuple):
 
 
 class LearnerFacts(NamedTuple):
-    """What a learner takes besides its networks; None: it has none."""
+    """What a learner takes besides its networks; None: it has none.
+
+    dropped: settings of the market that it leaves out while it learns, and is judged under
+    """
 
     adapter: AdapterSize | None
     replay: ReplaySize | None
+    dropped: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         lines = []
@@ -55,6 +59,9 @@ class LearnerFacts(NamedTuple):
             lines.append(
                 f"replay: {size:,} bytes a transition, {self.replay.whole} for {capacity:,}"
             )
+        if self.dropped:
+            names = ", ".join(self.dropped)
+            lines.append(f"learns without {names}; validated and evaluated under all rules")
         return lines
 
 

@@ -142,6 +142,16 @@ class LoraConfig(Section):
 class ExpertConfig(Section):
     """A single expert by target weights: SAC, TD3 or APG (`train.algo`)."""
 
+    actor: Literal["attention", "top_k"] = "attention"
+    """attention: every asset sees all others, from no portfolio in particular. top_k: only with
+    APG, for wide universes; starts as the rule that holds the highest scores, of which the first
+    column of the embedding has the score (`pretrain.cross_fit`)."""
+    top_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """top_k: share of the assets that the rule holds, before anything is learned."""
+    buffer: Annotated[float, Field(ge=1)] = 3.0
+    """top_k: a holding is kept until its rank leaves this times `top_share`."""
+    speed: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """top_k: share of the way to the wished portfolio at each bar."""
     hidden: Annotated[int, Field(gt=0, multiple_of=4)] = 64
     """Width of actor and critics; a multiple of 4, the heads of the actor's attention."""
     buffer_size: PositiveInt = 1_000_000
@@ -173,9 +183,15 @@ class ExpertConfig(Section):
     horizon: PositiveInt = 20
     """APG: bars over which gradients flow through the market."""
     weight_decay: NonNegativeFloat = 0.0
-    """APG: decay of the actor's weights, apart from the gradient (AdamW)."""
+    """APG: decay of the actor's weights, apart from the gradient (AdamW); of top_k's, towards the
+    rule it starts from."""
 
     def _contradictions(self) -> Iterator[str]:
+        if self.top_share * self.buffer >= 1.0:
+            yield (
+                f"buffer ({self.buffer:g}) times top_share ({self.top_share:g}) leaves no rank at "
+                "which a holding is sold: take less than 1 of both together"
+            )
         if self.batch_size > self.buffer_size:
             yield (
                 f"batch_size ({self.batch_size:,}) exceeds buffer_size ({self.buffer_size:,}): a "
@@ -261,9 +277,11 @@ class TrainConfig(Section):
 class RewardConfig(Section):
     """What an agent is paid for."""
 
-    kind: Literal["return", "log_return", "excess", "differential_sharpe"] = "return"
+    kind: Literal["return", "log_return", "excess", "active", "differential_sharpe"] = "return"
     """return: of the book over a bar. log_return: its logarithm. excess: return less the
-    benchmark's. differential_sharpe: the bar's contribution to a decaying Sharpe ratio."""
+    benchmark's. active: return less the mean return of all that may be bought; APG maximises the
+    information ratio of it, mean over deviation. differential_sharpe: the bar's contribution to a
+    decaying Sharpe ratio."""
     scale: PositiveFloat = 1.0
     """Rewards are multiplied by this, last of all."""
     variance_penalty: NonNegativeFloat = 0.0

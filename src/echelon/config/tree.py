@@ -169,6 +169,16 @@ class Config(Section):
     """Who is told of risk events and of how training ended; no result and no hash depends on it."""
 
     def _contradictions(self) -> Iterator[str]:
+        if self.expert.actor == "top_k" and self.train.algo != "APG":
+            yield (
+                f"expert.actor 'top_k' is moved by gradients through the market alone, and "
+                f"train.algo is {self.train.algo!r}: take APG, or expert.actor 'attention'"
+            )
+        if self.expert.actor == "top_k" and not self.pretrain.cross_fit:
+            yield (
+                "expert.actor 'top_k' takes the first column of the embedding for a score, which "
+                "it is with pretrain.cross_fit of 2 or more: set it, or expert.actor 'attention'"
+            )
         if self.lora.enabled and self.pretrain.cross_fit:
             yield (
                 f"pretrain.cross_fit={self.pretrain.cross_fit} scores each row by an encoder that "

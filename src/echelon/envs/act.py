@@ -235,6 +235,16 @@ def weights_of_actions(actions: Floats32, held: Holdings) -> Floats:
     return weights_of_scores(np.concatenate([actions, cash], axis=1), held, EXPERT_GAIN)
 
 
+def weights_of_targets(targets: Floats32, held: Holdings) -> Floats:
+    """Target weights[E,N] ≥ 0 as they can be.
+
+    What cannot be traded stays (NaN), what can only be sold gets at most the weight it has.
+    """
+    buy, sell = held.allowed[:, :, Action.BUY], held.allowed[:, :, Action.SELL]
+    capped = np.where(buy, targets, np.minimum(targets, held.weights)).astype(np.float64)
+    return np.where(buy | sell, capped, np.nan)
+
+
 def free(held: Holdings) -> Bools:
     """[E,N] assets that can be traded at all: of the others an action does not count."""
     return np.asarray(held.allowed[:, :, Action.BUY] | held.allowed[:, :, Action.SELL])

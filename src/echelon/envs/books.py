@@ -54,7 +54,8 @@ class Books:
         self.span = span
         self.rules = act.rules_for(world.rules, rule.kind)
         self._all_buyable = _all_buyable(world, span)
-        self._benchmark = _benchmark_returns(world, span) if reward.kind == "excess" else None
+        returns = {"excess": _benchmark_returns, "active": equal_weight_returns}.get(reward.kind)
+        self._benchmark = None if returns is None else returns(world, span)
         cash = np.full(n_books, world.initial_cash)
         self.book = new_book(cash, n_books, world.n_assets)
         self.value = cash
@@ -158,6 +159,19 @@ def _all_buyable(world: World, span: range) -> bool:
     if span.stop > len(world.times) or span.start < world.kept.start:
         return False
     return bool((world.present[rows] & world.member[rows]).all())
+
+
+def equal_weight_returns(world: World, span: range) -> Floats:
+    """[T] mean return, from each row to the next, of what may be bought there; NaN outside the
+    span. Where nothing may be bought it is 0: as there, everything is in cash.
+    """
+    rows = slice(span.start, span.stop - 1)
+    before, after = world.growth[rows], world.growth[span.start + 1 : span.stop]
+    known = world.present[rows] & world.member[rows] & (before > 0.0) & np.isfinite(after)
+    moved = np.where(known, after / np.where(known, before, 1.0) - 1.0, 0.0)
+    returns = np.full(len(world.times), np.nan)
+    returns[rows] = moved.sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+    return returns
 
 
 def _benchmark_returns(world: World, span: range) -> Floats:

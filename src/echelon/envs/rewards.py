@@ -1,6 +1,6 @@
 """Rewards: what a step pays, from the values of the books before and after it.
 
-    base      return, log return, excess over the benchmark, or differential Sharpe ratio
+    base      return, log return, excess over a benchmark or the mean asset, differential Sharpe
     − λ_v ·   square of the return
     − λ_d ·   deepening of the drawdown
     − λ_c ·   loss beyond the value at risk, over the tail's share (Rockafellar and Uryasev)
@@ -83,7 +83,7 @@ def _base(
         return differential_sharpe(state.mean, state.square, gain, config.sharpe_decay)
     if config.kind == "log_return":
         return np.log1p(np.maximum(gain, -1.0 + 1e-9)), state.mean, state.square
-    if config.kind == "excess":
+    if config.kind in ("excess", "active"):
         assert benchmark is not None, "excess over a benchmark needs one"
         return gain - benchmark, state.mean, state.square
     return gain, state.mean, state.square

@@ -1,8 +1,8 @@
 """The kernel once more, in torch and differentiable: target weights in, the bar's return out.
 
-Without impact prices do not react to orders, so what a book makes of target weights can be
-differentiated in them, over several bars. This is `step` of the kernel and `weight_orders` of
-`act`, with the book's value taken as 1 and shares counted in what they were worth at the decision.
+What a book makes of target weights can be differentiated in them, over several bars. This is `step`
+of the kernel and `weight_orders` of `act`, with the book's value taken as 1 and shares counted in
+what they were worth at the decision.
 
 One step of a book that stands at row t, filled at the next open:
 
@@ -15,20 +15,21 @@ One step of a book that stands at row t, filled at the next open:
 Filled at the same close, 3 and 4 happen at the close of t, before 2.
 
 Whether an asset trades, is at its limit, is a member or is gone does not depend on the order, so
-these rules are masks. T+1 never binds where every bar is a session. What makes the return depend on
-the order's size, or jump with it, is refused: `refuse_sized_rules`.
+these rules are masks. Impact moves the price as if every book were worth `capital`: this is smooth,
+and what large books pay is learned (buys that the cash scales down pay it at their full size).
+What jumps with an order's size has no gradient, and is left out: `dropped_rules` says what.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from echelon.errors import ConfigError
-from echelon.market.rules import SLIPPAGE_NONE, Rules
+from echelon.market.rules import SLIPPAGE_FIXED, SLIPPAGE_LINEAR, SLIPPAGE_SQRT, Rules
 from echelon.market.types import MarketRows
 from echelon.types import Bools, Floats
 
@@ -48,24 +49,24 @@ class DiffMarket(NamedTuple):
     may_sell: Tensor  # [R,N]
     stamp: Tensor  # [R] duty on sells at the fill
     commission: float  # share of the traded amount, per side, as is the next
-    slippage: float
+    slippage: float  # of the price, whatever the order
+    depth: Tensor | None  # [R,N] share of the volume that a book's whole value is; None: no impact
+    impact: float  # share of the price by which an order as large as the volume moves it
+    power: float  # of its share of the volume by which an order moves the price
     fill_open: bool  # orders fill at the next open; otherwise at the close they were decided on
 
 
-def refuse_sized_rules(rows: MarketRows, rules: Rules) -> None:
-    """Raise where a rule makes the return depend on the size of orders, or not differentiable."""
+def dropped_rules(rows: MarketRows, rules: Rules) -> list[str]:
+    """Settings in force that the differentiable market leaves out: they jump with orders."""
     intraday = not bool(np.asarray(rows.new_session)[1:].all())
-    wrong = [f"{key}={value}" for key, value in rules.size_effects()]
-    if (rows.lot > 0).any():
-        wrong.append("market.lots=false")
-    if rules.t_plus_one and intraday:
-        wrong.append("market.t_plus_one=false")
-    if wrong:
-        raise ConfigError(
-            "gradients through the market (train.algo: APG) need returns that are smooth in the "
-            "weights and the same for small and large books, but these rules are in force here; "
-            f"set {', '.join(wrong)}, or learn with SAC or TD3, which need no gradients."
-        )
+    dropped = {
+        "market.lots": bool((rows.lot > 0).any()),
+        "market.participation": math.isfinite(rules.participation),
+        "market.min_commission": rules.min_commission > 0,
+        "market.min_order_value": rules.min_value > 0,
+        "market.t_plus_one": rules.t_plus_one and intraday,
+    }
+    return [name for name, in_force in dropped.items() if in_force]
 
 
 def diff_market(
@@ -74,10 +75,13 @@ def diff_market(
     *,
     fill_open: bool,
     members: Bools,
+    capital: float,
     dtype: torch.dtype = torch.float32,
 ) -> DiffMarket:
-    """Lay a market out for differentiable steps; members[T,N]: may be bought, as decided there."""
-    refuse_sized_rules(rows, rules)
+    """Lay a market out for differentiable steps.
+
+    members[T,N]: may be bought, as decided there; capital: what a book is worth, for impact
+    """
     assert not rules.in_order, "the 20/50 rule is not one of target weights"
     assert rules.spend_proceeds, "target weights spend what sells bring"
     close, after = rows.close[:-1], rows.close[1:]
@@ -86,7 +90,7 @@ def diff_market(
     price = (rows.open if fill_open else rows.close)[at]
     growth = _over(after, close)
     left = np.where(gone, growth * (1.0 - rows.haircut), _over(rows.dividend[1:], close))
-    slippage = 0.0 if rules.slippage_model == SLIPPAGE_NONE else rules.slippage
+    slippage = rules.slippage if rules.slippage_model == SLIPPAGE_FIXED else 0.0
     stamp = rows.stamp[at]
     pays = (1.0 - slippage) * (1.0 - rules.charge_share - stamp) >= 0.0
     traded = rows.tradable[at] & ~rows.gone[at] & (price > 0.0) & (close > 0.0)
@@ -96,6 +100,8 @@ def diff_market(
         above_down = price > rows.limit_down[at] + _LIMIT
     known = rows.tradable[:-1] & ~rows.gone[:-1] & (close > 0.0)
     now_up, now_down = (below_up, above_down) if not fill_open else (True, True)
+
+    power = {SLIPPAGE_LINEAR: 1.0, SLIPPAGE_SQRT: 0.5}.get(rules.slippage_model)
 
     def numbers(values: Floats | Bools) -> Tensor:
         return torch.from_numpy(np.array(values, dtype=np.float64)).to(dtype)
@@ -112,8 +118,19 @@ def diff_market(
         stamp=numbers(stamp),
         commission=rules.charge_share,
         slippage=slippage,
+        depth=None if power is None else numbers(_depth(rows, capital, at)),
+        impact=0.0 if power is None else rules.slippage,
+        power=power or 0.0,
         fill_open=fill_open,
     )
+
+
+def _depth(rows: MarketRows, capital: float, at: slice) -> Floats:
+    """[R,N] the share of the volume at the fill that `capital` is; 0 where it is unbounded."""
+    opens = at.start is not None
+    volume = (rows.volume_open if opens else rows.volume_close)[at]
+    split = rows.share_step[1:] if opens else np.ones_like(volume)
+    return _over(capital * split, rows.close[:-1]) / np.maximum(volume, 1e-12)
 
 
 def differentiable_step(
@@ -151,15 +168,26 @@ def _trade_weights(
     price = market.fill[row]
     sold = torch.relu(-change) * market.sellable[row]
     wanted = torch.relu(change) * market.buyable[row]
-    keep = (1.0 - market.slippage) * (1.0 - market.commission - market.stamp[row])
-    spendable = (cash + (sold * price).sum(-1) * keep).clamp(min=0.0)
-    cost = (wanted * price).sum(-1) * ((1.0 + market.slippage) * (1.0 + market.commission))
+    proceeds = (sold * price * (1.0 - _slippage(market, sold, row))).sum(-1)
+    proceeds = proceeds * (1.0 - market.commission - market.stamp[row])
+    cost = (wanted * price * (1.0 + _slippage(market, wanted, row))).sum(-1)
+    cost = cost * (1.0 + market.commission)
+    spendable = (cash + proceeds).clamp(min=0.0)
     fits = cost <= spendable
     # The divisor is not zero where the quotient is taken, nor where its gradient is thrown away.
     scale = torch.where(fits, 1.0, spendable / torch.where(fits, 1.0, cost))
     bought = wanted * scale[:, None]
-    left = cash + (sold * price).sum(-1) * keep - cost * scale
+    left = cash + proceeds - cost * scale
     return weights - sold + bought, torch.where(fits, left, torch.zeros_like(left))
+
+
+def _slippage(market: DiffMarket, amount: Tensor, row: Tensor) -> Tensor | float:
+    """How far prices move against orders of these `amount`[E,N] of the book, shares of them."""
+    if market.depth is None:
+        return market.slippage
+    # At zero the root has no gradient, and an order of nothing pays nothing.
+    share = (amount * market.depth[row]).clamp(1e-18, 1.0)
+    return market.impact * share**market.power
 
 
 def diff_cap_weights(target: Tensor) -> Tensor:
@@ -185,6 +213,13 @@ def diff_weights_of_scores(
     target = free.clamp(0.0, 1.0) * torch.softmax(exponents, -1)[:, :-1]
     target = torch.where(buy, target, torch.minimum(target, weights))
     return torch.where(frozen, torch.nan, target)
+
+
+def diff_weights_of_targets(target: Tensor, weights: Tensor, buy: Tensor, sell: Tensor) -> Tensor:
+    """As `act.weights_of_targets`, of target[E,N] and weights[E,N] held."""
+    return torch.where(
+        buy | sell, torch.where(buy, target, torch.minimum(target, weights)), torch.nan
+    )
 
 
 def _over(above: Floats, below: Floats) -> Floats:

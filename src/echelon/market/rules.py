@@ -7,7 +7,6 @@ wants to know what an order costs or why it was cut need look nowhere else.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -46,17 +45,6 @@ class Rules(NamedTuple):
     def charge_share(self) -> float:
         """What an order pays of its amount, of a size at which no least charge binds."""
         return self.commission
-
-    def size_effects(self) -> Iterator[tuple[str, str]]:
-        """Settings by which a return depends on an order's size, each with one that lifts it."""
-        if self.min_commission > 0:
-            yield "market.min_commission", "0"
-        if self.slippage_model in (SLIPPAGE_LINEAR, SLIPPAGE_SQRT):
-            yield "market.slippage", "fixed"
-        if math.isfinite(self.participation):
-            yield "market.no_cap", "true"
-        if self.min_value > 0:
-            yield "market.min_order_value", "0"
 
 
 @njit(cache=True, inline="always", error_model="numpy")

@@ -11,6 +11,21 @@ each asset with the same weights, so the number of assets may change; absent ass
 Actions are in (−1, 1), one per asset; what they mean is decided in `envs.act`, where the softmax
 is. So the critics see the action and learn its meaning.
 
+`TopKActor` is for wide universes and gives target weights at once. Untrained it is the rule "hold
+the K highest scores, and keep a holding until its rank leaves K · buffer":
+
+1. An asset's rating is its score, the first entry of its embedding, in deviations of the section;
+   plus what a small network adds, which begins at zero.
+2. Among the K highest is a matter of degree: a threshold is found such that memberships
+   (rating − threshold) / width + ½, cut at 0 and 1, add up to K. A whole one is 1/K of the book.
+3. What is held and among the K · buffer highest stays as it is; the highest take the places left.
+4. Weights go a share of the way to what is wished, which is trading in staggered tranches.
+
+What is held never grows by itself, and so neither do gradients, however many bars they pass.
+
+K, buffer, width and share are learned with the network, all as distances from the rule, so that
+weight decay pulls towards it. Nothing is larger than [B,N,H].
+
 Axes: `B` rows of a batch, `N` assets, `D` embedding, `H` hidden width, `C` = 2 critics.
 """
 
@@ -23,12 +38,16 @@ import torch
 import torch.nn.functional as fn
 from torch import Tensor, nn
 
-from echelon.config.agents import StateConfig
+from echelon.config import Config
+from echelon.config.agents import ExpertConfig, StateConfig
 from echelon.models.encoders import init_linear
 
 _HEADS = 4
 _RELU_GAIN = math.sqrt(2)
 N_CRITICS = 2
+_WIDTH = 0.25
+"""Deviations of the section over which an asset becomes a member, before anything is learned."""
+_LAST_BIT = 0.02
 _ALL = StateConfig()
 """What is seen of the book where nothing else is said: all of it."""
 
@@ -127,6 +146,113 @@ class ExpertActor(nn.Module):
     def free(self, obs: ExpertObs) -> Tensor:
         """[B,N] which actions count."""
         return obs.free
+
+
+class TopKActor(nn.Module):
+    """Target weights, one per asset: the top K by score, as adjusted by what was learned."""
+
+    def __init__(self, d_model: int, config: ExpertConfig, state: StateConfig = _ALL) -> None:
+        super().__init__()
+        self.state, self.top_share, self.buffer = state, config.top_share, config.buffer
+        self.speed = math.log(config.speed / (1.0 - config.speed))
+        self.scale = InputScale(d_model)
+        self.first = init_linear(nn.Linear(d_model + 2, config.hidden), _RELU_GAIN)
+        self.second = init_linear(nn.Linear(config.hidden, config.hidden), _RELU_GAIN)
+        self.last = nn.Linear(config.hidden, 1)
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
+        # Of the logarithms of K, width and buffer, and of the speed before the sigmoid.
+        self.moved = nn.Parameter(torch.zeros(4))
+
+    def forward(self, obs: ExpertObs) -> Tensor:
+        """target[B,N] ≥ 0, 0 where not free."""
+        wished, each = self.wish(obs)
+        gap = wished - obs.weights
+        share = torch.sigmoid(self.speed + self.moved[3])
+        # The last bit goes at once: a way that only ever becomes shorter has no end.
+        way = torch.minimum(gap.abs(), share * gap.abs() + _LAST_BIT * each)
+        target = (obs.weights + gap.sign() * way) * (obs.free & obs.present)
+        # Cash waits for nothing: what sells and small orders leave of it goes the same way.
+        stuck = (obs.weights * ~obs.free).sum(-1, keepdim=True)
+        idle = (1.0 - stuck - target.sum(-1, keepdim=True)).clamp(min=0.0)
+        rest = (wished - target).clamp(min=0.0)
+        share = (idle / rest.sum(-1, keepdim=True).clamp(min=1e-6)).clamp(max=1.0)
+        return target + share * rest
+
+    def wish(self, obs: ExpertObs) -> tuple[Tensor, Tensor]:
+        """(weights[B,N] wished of what is free, weight[B,1] of a whole member)."""
+        free = obs.free & obs.present
+        count = obs.present.sum(-1, keepdim=True).clamp(min=1)
+        k = (self.top_share * self.moved[0].exp() * count).clamp(min=1.0)
+        width = _WIDTH * self.moved[1].exp()
+        score = self._scores(obs, count)
+        # What cannot be sold takes its places.
+        stuck = (obs.weights * ~free).sum(-1, keepdim=True).clamp(0.0, 1.0)
+        places = (k * (1.0 - stuck)).minimum(free.sum(-1, keepdim=True))
+        if not self.state.include_pos:
+            return memberships(score, places, width, free) / k, 1.0 / k
+        kept = (k * self.buffer * self.moved[2].exp()).minimum(count)
+        most = memberships(score, kept, width, obs.present)
+        least = torch.minimum(obs.weights * k, most) * free
+        return memberships(score, places, width, free, least, most) / k, 1.0 / k
+
+    def _scores(self, obs: ExpertObs, count: Tensor) -> Tensor:
+        """[B,N] the first embedding in deviations of the section, and what is added to it."""
+        score = torch.where(obs.present, obs.z[..., 0], 0.0)
+        mean = score.sum(-1, keepdim=True) / count
+        off = torch.where(obs.present, score - mean, 0.0)
+        deviation = (off.square().sum(-1, keepdim=True) / count).sqrt().clamp(min=1e-6)
+        book = obs._replace(weights=obs.weights.detach(), cash=obs.cash.detach())
+        x = torch.cat(_inputs(book, self.scale(obs.z), self.state), dim=-1)
+        added: Tensor = self.last(fn.relu(self.second(fn.relu(self.first(x))))).squeeze(-1)
+        return off / deviation + added
+
+
+def memberships(
+    rating: Tensor,
+    places: Tensor,
+    width: Tensor,
+    free: Tensor,
+    least: Tensor | None = None,
+    most: Tensor | None = None,
+) -> Tensor:
+    """[B,N] in 0 to 1, together `places`[B,1] of those that are free[B,N], the highest of rating.
+
+    least, most[B,N]: between which they are, whatever the rating
+    The sum over the assets falls with the threshold along straight lines, from each place where one
+    begins to fall or stops to the next: of these, in order, the threshold is read off. One step of
+    Newton's then carries the gradient through it.
+    """
+    below = torch.zeros_like(rating) if least is None else least * free
+    above = free.to(rating.dtype) if most is None else most * free
+
+    def members(threshold: Tensor) -> Tensor:
+        by_rating = ((rating - threshold) / width + 0.5).clamp(0.0, 1.0)
+        return torch.maximum(torch.minimum(by_rating, above), below)
+
+    with torch.no_grad():
+        ends = torch.cat([rating + width * (0.5 - above), rating + width * (0.5 - below)], dim=-1)
+        each = free / width
+        falls = torch.cat([-each, each], dim=-1)
+        ends, order = ends.sort(dim=-1)
+        slope = falls.gather(-1, order).cumsum(-1)
+        steps = slope[:, :-1] * (ends[:, 1:] - ends[:, :-1])
+        sums = above.sum(-1, keepdim=True) + fn.pad(steps.cumsum(-1), (1, 0))
+        at = ((sums >= places).sum(-1, keepdim=True) - 1).clamp(min=0)
+        falling = slope.gather(-1, at).clamp(max=-1e-6)
+        threshold = ends.gather(-1, at) + (places - sums.gather(-1, at)) / falling
+        by_rating = (rating - threshold) / width + 0.5
+        edge = (by_rating > below) & (by_rating < above)
+        n_edge = edge.sum(-1, keepdim=True).clamp(min=1)
+    surplus = members(threshold).sum(-1, keepdim=True) - places
+    return members(threshold + surplus * width / n_edge)
+
+
+def build_actor(config: Config, d_model: int) -> ExpertActor | TopKActor:
+    """The actor that the configuration names, on embeddings of D = d_model."""
+    if config.expert.actor == "top_k":
+        return TopKActor(d_model, config.expert, config.state)
+    return ExpertActor(d_model, config.expert.hidden, config.state)
 
 
 class ExpertCritic(nn.Module):

@@ -32,7 +32,7 @@ from echelon.config import Config
 from echelon.errors import UsageError
 from echelon.models.actor_critic import MASKED, N_ACTIONS, ActorCritic
 from echelon.models.encoders import Encoder, served_width
-from echelon.models.expert import ExpertActor, ExpertObs
+from echelon.models.expert import ExpertActor, ExpertObs, TopKActor
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.reference_policies import HedgeRouter, RouterPolicy
 from echelon.population.router import Router
@@ -83,6 +83,20 @@ class ExpertActorGraph(nn.Module):
         return torch.tanh(mean)
 
 
+class TargetGraph(nn.Module):
+    """An actor that gives target weights[B,N] at once."""
+
+    def __init__(self, actor: TopKActor) -> None:
+        super().__init__()
+        self.actor = actor
+
+    def forward(
+        self, z: Tensor, weights: Tensor, cash: Tensor, present: Tensor, free: Tensor
+    ) -> Tensor:
+        target: Tensor = self.actor(ExpertObs(z, weights, cash, present, free))
+        return target
+
+
 class RouterGraph(nn.Module):
     """The router's network: logits[B,K+1]."""
 
@@ -123,9 +137,12 @@ class PolicySplit:
 
     @describe.register
     def _describe_expert(self, policy: WeightPolicy) -> ActorSpec:
-        encoder = self._add_encoder(policy.encoder)
-        actor = self._add("actor", ExpertActorGraph(policy.actor))
-        return {"kind": "weights", "name": policy.name, "encoder": encoder, "actor": actor}
+        encoder, actor = self._add_encoder(policy.encoder), policy.actor
+        if isinstance(actor, TopKActor):
+            name = self._add("actor", TargetGraph(actor))
+            return {"kind": "targets", "name": policy.name, "encoder": encoder, "actor": name}
+        name = self._add("actor", ExpertActorGraph(actor))
+        return {"kind": "weights", "name": policy.name, "encoder": encoder, "actor": name}
 
     @describe.register
     def _describe_hierarchy(self, policy: HierarchyPolicy) -> HierarchySpec:
@@ -262,6 +279,7 @@ def _examples(config: Config, n_features: int) -> Mapping[tuple[str, str], Tenso
         "encoder": {"x": torch.randn(b, config.window, n, n_features)},
         "flat": {**actors["flat"], "allowed": torch.ones(b, n, N_ACTIONS, dtype=torch.bool)},
         "expert": actors["expert"],
+        "targets": {**actors["expert"], "free": yes.clone()},  # one tensor twice is one input
         "router": {
             "obs": torch.randn(b, *space.shape),
             "allowed": torch.ones(b, n_experts + 1, dtype=torch.bool),

@@ -34,7 +34,13 @@ from echelon.backtest.ensemble import EnsemblePolicy
 from echelon.backtest.policy import Policy
 from echelon.backtest.top_k import RowScores, TopKPolicy, TopKRule
 from echelon.config import Config
-from echelon.envs.act import ActionKind, Holdings, weights_of_actions
+from echelon.envs.act import (
+    ActionKind,
+    Holdings,
+    free,
+    weights_of_actions,
+    weights_of_targets,
+)
 from echelon.envs.world import World
 from echelon.errors import DataError, StoreError
 from echelon.market import Rows
@@ -51,20 +57,24 @@ GRAPH_INPUTS: Mapping[str, tuple[str, ...]] = {
     "encoder": ("x",),
     "flat": ("z", "weights", "cash", "present", "allowed"),
     "expert": ("z", "weights", "cash", "present"),
+    "targets": ("z", "weights", "cash", "present", "free"),
     "router": ("obs", "allowed"),
 }
 """Kind of a graph → its inputs. x[B,W,N,F] float32; z[B,N,D] float32; weights[B,N], cash[B]
-float32; present[B,N] bool; allowed[B,N,3] bool, or [B,K+1] of a router; obs[B,O] float32. They give
-z, logits[B,N,3], actions[B,N] in (−1, 1) and logits[B,K+1]."""
+float32; present, free[B,N] bool; allowed[B,N,3] bool, or [B,K+1] of a router; obs[B,O] float32.
+They give z, logits[B,N,3], actions[B,N] in (−1, 1), target weights[B,N] and logits[B,K+1]."""
 
 _KEPT_ROWS = 64
 """Rows whose embeddings an encoder remembers: as many books at different rows as share it."""
 
 
 class ActorSpec(TypedDict):
-    """A policy of one encoder and one actor: buys, sells and holds, or sets target weights."""
+    """A policy of one encoder and one actor: buys, sells and holds, or sets target weights.
 
-    kind: Literal["discrete", "weights"]
+    targets: the graph gives the weights themselves, not actions that the softmax makes them of
+    """
+
+    kind: Literal["discrete", "weights", "targets"]
     name: str
     encoder: str
     actor: str
@@ -230,6 +240,16 @@ class OnnxWeightPolicy(OnnxPolicy):
         return weights_of_actions(self._ask(row, held), held)
 
 
+class OnnxTargetPolicy(OnnxPolicy):
+    """An actor that gives target weights at once."""
+
+    kind: ActionKind = "weights"
+
+    def decide(self, row: Rows, held: Holdings) -> Floats:
+        """Target weights[E,N] of books at `row`[E]; NaN: leave as it is."""
+        return weights_of_targets(self._ask(row, held, free(held)), held)
+
+
 class OnnxRouter:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -268,6 +288,15 @@ def softmax(logits: NDArray[Any]) -> Floats:
     return np.asarray(odds / odds.sum(axis=-1, keepdims=True))
 
 
+_POLICIES: Mapping[str, type[OnnxPolicy]] = {
+    "discrete": OnnxActorPolicy,
+    "weights": OnnxWeightPolicy,
+    "targets": OnnxTargetPolicy,
+}
+_ACTOR_GRAPHS = {"discrete": "flat", "weights": "expert", "targets": "targets"}
+"""Kind of an actor → kind of its graph in `GRAPH_INPUTS`."""
+
+
 def build_policy(spec: PolicySpec, graphs: Mapping[str, Graph], config: Config) -> Policy:
     """The policy that `spec` describes; raises KeyError for a graph that is not there."""
     encoders: dict[str, WindowEncoder] = {}
@@ -295,8 +324,7 @@ def _build(
         return HierarchyPolicy(experts, router, config, spec["seed"], spec["name"])
     if spec["encoder"] not in encoders:
         encoders[spec["encoder"]] = WindowEncoder(graphs[spec["encoder"]], config.window)
-    made = OnnxActorPolicy if spec["kind"] == "discrete" else OnnxWeightPolicy
-    return made(encoders[spec["encoder"]], graphs[spec["actor"]], spec["name"])
+    return _POLICIES[spec["kind"]](encoders[spec["encoder"]], graphs[spec["actor"]], spec["name"])
 
 
 def actor_specs(spec: PolicySpec) -> list[ActorSpec]:
@@ -324,7 +352,7 @@ def graph_kinds(spec: PolicySpec) -> dict[str, str]:
     kinds: dict[str, str] = {}
     for actor in actor_specs(spec):
         kinds[actor["encoder"]] = "encoder"
-        kinds[actor["actor"]] = "flat" if actor["kind"] == "discrete" else "expert"
+        kinds[actor["actor"]] = _ACTOR_GRAPHS[actor["kind"]]
     members = spec["members"] if spec["kind"] == "ensemble" else [spec]
     for member in members:
         if member["kind"] == "hierarchy" and member["router"]["graph"] is not None:

@@ -167,8 +167,8 @@ class Training(TrainingLoop[Learner]):
     ) -> Outcome:
         if (facts := self.learner.facts()) is not None:
             parts = facts._asdict().items()
-            sizes = {name: None if size is None else size._asdict() for name, size in parts}
-            write_json(self.directory / LEARNER_FACTS, sizes)
+            tree = {k: part._asdict() if hasattr(part, "_asdict") else part for k, part in parts}
+            write_json(self.directory / LEARNER_FACTS, tree)
         return super().run(on_progress, should_stop)
 
     def validate(self) -> Metrics:

@@ -128,7 +128,7 @@ def _rank_line(target: str, score: Mapping[str, Any], words: Words) -> str:
 
 
 def learner_lines(directory: Path, words: Words) -> FactRows:
-    adapter, replay = read_learner_facts(directory)
+    adapter, replay, dropped = read_learner_facts(directory)
     rows: FactRows = []
     if adapter is not None:
         with blaming(directory / LEARNER_FACTS, _REMEDY):
@@ -139,4 +139,7 @@ def learner_lines(directory: Path, words: Words) -> FactRows:
         size, capacity = (f"{number:,}" for number in replay)
         line = words("replay_size", size=size, capacity=capacity, whole=replay.whole)
         rows.append(("fact_replay", [line]))
+    if dropped:
+        line = words("dropped_rules", names=", ".join(dropped))
+        rows.append(("fact_dropped", [line]))
     return rows
