@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from echelon.backtest.files import Book
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest
 from echelon.config import Config
@@ -296,14 +297,20 @@ def make_baseline(name: str, config: Config, forecaster: Forecaster | None = Non
 
 
 def run_baselines(
-    world: World, span: range, config: Config, forecaster: Forecaster | None = None
+    world: World,
+    span: range,
+    config: Config,
+    forecaster: Forecaster | None = None,
+    past: Mapping[Book, Floats] | None = None,
 ) -> dict[str, Backtest]:
     """Name → backtest of every baseline of `eval.baselines` that the data support.
 
     forecaster: see `make_baseline`; without one `forecast` is left out
+    past: book → its earlier values, see `under_budget`
     """
     done: dict[str, Backtest] = {}
     for name in config.eval.baselines:
+        before = (past or {}).get(Book(name))
         if name == FORECAST and forecaster is None:
             continue  # whoever could not fit it has said why
         if name == "benchmark":
@@ -317,8 +324,8 @@ def run_baselines(
                 )
                 continue
             policy = _Rebalanced("benchmark", None, 0, None)
-            done[name] = run_backtest(policy, index, span, config)
+            done[name] = run_backtest(policy, index, span, config, past=before)
         else:
             made = make_baseline(name, config, forecaster)
-            done[name] = run_backtest(made, world, span, config)
+            done[name] = run_backtest(made, world, span, config, past=before)
     return done

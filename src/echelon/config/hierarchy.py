@@ -250,12 +250,21 @@ class TrainerConfig(Section):
 
 
 class RiskConfig(Section):
-    """Risk control of the hierarchy; drawdowns and losses are shares of a book."""
+    """Risk control; drawdowns and losses are shares of a book.
+
+    `max_drawdown` and `target_volatility` scale the real book of every policy, baselines too; the
+    other keys are of the hierarchy.
+    """
 
     enabled: bool = True
     """false: nobody is masked, nothing is limited."""
+    max_drawdown: Share | None = None
+    """Drawdown budget of the real book: what of it is left since the peak of the last 252 trading
+    days is the share of the policy's wish that is held; null: no budget."""
+    target_volatility: PositiveFloat | None = None
+    """Most volatility a year, by the last 60 trading days, of what is held; null: no limit."""
     drawdown_window: PositiveInt = 30
-    """Bars that a book's peak may lie back."""
+    """Trading days that an expert's peak may lie back."""
     drawdown_limit: Share = 0.15
     """An expert that lost more is masked for the router at once."""
     drawdown_release: Share = 0.10
@@ -277,7 +286,7 @@ class RiskConfig(Section):
     turnover_per_bar: PositiveFloat = 2.0
     """Two-way turnover of one bar, in multiples of the book's value; 2 exchanges everything."""
     turnover_per_month: PositiveFloat = 40.0
-    """Two-way turnover of 20 bars; 40 is no limit."""
+    """Two-way turnover of 20 trading days; 40 is no limit."""
 
     def _contradictions(self) -> Iterator[str]:
         if self.drawdown_release > self.drawdown_limit:

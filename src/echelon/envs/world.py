@@ -15,7 +15,7 @@ import numpy as np
 
 from echelon import market
 from echelon.config import Config
-from echelon.data.calendars import periods_per_year
+from echelon.data.calendars import bars_per_day, periods_per_year
 from echelon.data.panel import forward_fill
 from echelon.errors import ConfigError, DataError
 from echelon.features.prepared import Prepared
@@ -52,6 +52,7 @@ class World:
     # the same fills.
     executor: market.Executor | None = None
     in_force: market.RulesInForce | None = None  # as reported, where the world is of data or drawn
+    bars_per_day: int = 1  # of a regular session: windows of risk control are in trading days
 
     def __post_init__(self) -> None:
         shape = self.rows.close.shape
@@ -137,6 +138,7 @@ class WorldFacts(NamedTuple):
             "fill_open": config.market.fill == "open",
             "initial_cash": config.market.initial_cash,
             "periods_per_year": periods_per_year(data.calendar, self.freq),
+            "bars_per_day": bars_per_day(data.calendar, self.freq),
             "ledger": ledger,
             "in_force": in_force,
         }

@@ -204,13 +204,15 @@ class Verdicts(NamedTuple):
 class ExpertStanding:
     """How K experts stand in E places, by the values of their own books."""
 
-    def __init__(self, n_places: int, n_experts: int, config: Config) -> None:
+    def __init__(
+        self, n_places: int, n_experts: int, config: Config, bars_per_day: int = 1
+    ) -> None:
         self.shape = (n_places, n_experts)
         self._enabled = config.risk.enabled
         self._trail = Trail(n_places, n_experts, config.meta_router.horizons)
         self._limit = config.risk.drawdown_limit
         self._prior = HedgeRouter() if config.meta_router.prior != "none" else None
-        self.drawdown = DrawdownGuard(n_places, n_experts + 1, n_experts, config.risk)
+        self.drawdown = DrawdownGuard(n_places, n_experts + 1, n_experts, config.risk, bars_per_day)
         self.cvar = CvarGuard(self.shape, config.risk)
         self._value: Floats = np.ones(self.shape)
         self._first: Floats = np.ones(self.shape)
@@ -365,7 +367,7 @@ def _walk(books: ExpertBooks, plan: _Pieces, config: Config) -> ExpertView:
         np.ones((n_rows, n_experts), dtype=np.float32),
         np.zeros((n_rows, n_experts * (config.meta_router.prior != "none")), dtype=np.float32),
     )
-    standing = ExpertStanding(n_places, n_experts, config)
+    standing = ExpertStanding(n_places, n_experts, config, books.world.bars_per_day)
     nobody = np.full(n_places, -1, dtype=np.int64)
     done, fresh = np.zeros(n_places, dtype=np.bool_), np.ones(n_places, dtype=np.bool_)
     books.begin(plan.begin, fresh)
@@ -388,9 +390,9 @@ def _walk(books: ExpertBooks, plan: _Pieces, config: Config) -> ExpertView:
 def warm_bars(config: Config) -> int:
     """Bars that own books are traded before they are looked at.
 
-    As many as the router sees and the guards remember, and one more: the first bar, in which a book
-    comes out of cash, is like no other. Without them the guard of the tail, which wants
-    `risk.cvar_window` returns, could say nothing in a test window of a year.
+    As many as the router sees and, on daily bars, the guards remember, and one more: the first bar,
+    in which a book comes out of cash, is like no other. Without them the guard of the tail, which
+    wants `risk.cvar_window` returns, could say nothing in a test window of a year.
     """
     risk = config.risk
     tail = risk.cvar_window if risk.enabled else 0

@@ -39,6 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.backtest.policy import Policy, StatefulPolicy, lookback_of
+from echelon.backtest.run import Backtest
 from echelon.config import Config
 from echelon.envs.act import ActionKind, Holdings, cap_weights, free
 from echelon.envs.world import World
@@ -68,7 +69,7 @@ from echelon.population.rule_expert import Rule
 from echelon.risk.events import RiskEvent, RiskLog, alert_of
 from echelon.risk.portfolio import MONTH, PortfolioHalt, TurnoverLimit
 from echelon.states import State, below_prefix, copy_state, match_state, with_prefix
-from echelon.types import Bools, Floats, Floats32, Ints, Times
+from echelon.types import Bools, Floats, Floats32, Ints
 
 _ALL = 2.0  # turnover of an exchange of everything
 _LAST_EVENTS = 1_000  # events of risk control that are kept where there is no record
@@ -277,12 +278,13 @@ class _Run:
         self._names = (*policy.expert_names, CASH)
         self._cash = n_experts
         self._books = ExpertBooks(policy.experts, world, config, n_books, span)
-        self._standing = ExpertStanding(n_books, n_experts, config)
+        self._standing = ExpertStanding(n_books, n_experts, config, world.bars_per_day)
         self._halt = PortfolioHalt(n_books, risk.halt_drawdown, risk.halt_bars)
         self._turnover: TurnoverLimit | None = None
-        # Nothing can be exchanged more than once a bar: wider limits need not be kept.
+        # Limits that exchange everything at every daily bar are none and need not be kept.
         if risk.turnover_per_bar < _ALL or risk.turnover_per_month < _ALL * MONTH:
-            self._turnover = TurnoverLimit(n_books, risk.turnover_per_bar, risk.turnover_per_month)
+            limits = risk.turnover_per_bar, risk.turnover_per_month
+            self._turnover = TurnoverLimit(n_books, *limits, MONTH * world.bars_per_day)
         self._usage = router_task.even_usage(n_books, n_experts + 1)
         self._blends = config.meta_router.command == "blend"
         self._shares = router_task.one_hot(np.full(n_books, n_experts), n_experts + 1)
@@ -610,12 +612,11 @@ class _Step(NamedTuple):
     share: Floats | None
 
 
-def risk_alerts(policy: Policy, times: Times) -> list[Alert]:
-    """What risk control did in the last run of a policy that is more than information.
-
-    times[T]: of the run, its first decision first
-    """
-    if not isinstance(policy, HierarchyPolicy):
-        return []
-    alerts = (alert_of(event, times[event.time]) for event in policy.log)
+def risk_alerts(policy: Policy, backtest: Backtest) -> list[Alert]:
+    """What risk control did in a policy's last run, `backtest`, that is more than information."""
+    events = [] if backtest.budget is None else list(backtest.budget.events)
+    if isinstance(policy, HierarchyPolicy):
+        events += policy.log
+    events.sort(key=lambda event: event.time)
+    alerts = (alert_of(event, backtest.times[event.time]) for event in events)
     return [alert for alert in alerts if alert.severity != "info"]

@@ -27,6 +27,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from echelon import __version__
+from echelon.backtest.budget import under_budget
 from echelon.backtest.forecaster import model_of_arrays, scorer_of
 from echelon.backtest.policy import Policy
 from echelon.config import Config, load_run_config
@@ -213,7 +214,7 @@ class Bundle:
 
     def policy(self) -> Policy:
         """A fresh policy; several of them share graphs and nothing else."""
-        return build_policy(self.spec, self.graphs, self.config)
+        return under_budget(build_policy(self.spec, self.graphs, self.config), self.config)
 
 
 def load_bundle(

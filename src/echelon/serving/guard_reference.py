@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from echelon.backtest.budget import decider
 from echelon.backtest.ensemble import EnsemblePolicy
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest
@@ -43,6 +44,7 @@ def shared_encoder(policy: Policy) -> WindowEncoder | None:
     """The encoder whose embedding is at hand at a decision: of the policy, of an ensemble's first
     member, of a hierarchy whose experts share it; None: there is none.
     """
+    policy = decider(policy)
     if isinstance(policy, EnsemblePolicy):
         return shared_encoder(policy.members[0])
     if isinstance(policy, HierarchyPolicy):
