@@ -101,6 +101,36 @@ def test_ensemble_of_hierarchies_and_adapters_equal_their_backtests(
         assert done.differences == ()
 
 
+DESK = (
+    "experts.rules=[min_variance, forecast]",
+    "forecast.model=ridge",
+    "eval.rebalance_bars=5",
+    "eval.estimation_bars=15",
+)
+"""Rules on the desk, which rebalance within the bars that are compared."""
+
+
+@pytest.mark.parametrize(
+    ("market", "routed"),
+    [("1d", ()), ("daily", ("meta_router.prior=fixed_share", "meta_router.command=blend"))],
+)
+def test_hierarchy_with_rules_on_the_engine_equals_its_backtest(
+    tmp_path: Path, bars_file: Path, market: str, routed: tuple[str, ...]
+) -> None:
+    if market == "daily":
+        ensemble = ExportRequest(ensemble=True)
+        known = daily(tmp_path, bars_file, "HIERARCHY", ensemble, *DESK, *routed, seeds=(1, 2))
+    else:
+        known = a_share(tmp_path, market, "HIERARCHY", None, *DESK, *routed)
+    done = replay(known.bundle, known.store, known.world, known.rows(14))
+    assert done.differences == ()
+    assert done.orders > 0
+    spec = known.bundle.spec
+    hierarchy = spec["members"][0] if spec["kind"] == "ensemble" else spec
+    kinds = [expert["kind"] for expert in hierarchy["experts"]]
+    assert kinds == ["weights"] * 3 + ["rule", "forecast"]
+
+
 _LIMITS = ("risk.max_drawdown=0.03", "risk.target_volatility=0.1")
 
 

@@ -159,7 +159,8 @@ class _Rebalanced:
         weights[wanted] = free / wanted.sum()
         if self._estimate is None:
             return weights
-        past = world.growth[max(0, t - self._bars) : t + 1]
+        low = int(world.history_rows(np.array([t]))[0])
+        past = world.growth[max(low, t - self._bars) : t + 1]
         enough = len(past) > min(_LEAST_HISTORY, self._bars)
         known = wanted & np.isfinite(past).all(axis=0) & enough
         if known.sum() >= 2:
@@ -209,8 +210,9 @@ class Momentum:
         """Nothing to take back."""
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
-        growth = self._world.growth
-        now, then = growth[row], growth[np.maximum(row - self._bars, 0)]
+        world = self._world
+        low = np.maximum(row - self._bars, world.history_rows(row))
+        now, then = world.growth[row], world.growth[low]
         with np.errstate(invalid="ignore"):
             wish = np.where(now > then, Action.BUY, Action.SELL)
         return only_allowed(wish, held)

@@ -106,6 +106,13 @@ class World:
             out[inside] = np.maximum(out[inside], piece.start)
         return out
 
+    def history_rows(self, rows: market.Rows) -> market.Rows:
+        """[E] how far back prices belong together with those of rows[E]: not past a stretch."""
+        out = np.zeros(len(rows), dtype=np.int64)
+        for piece in chain.from_iterable(self.stretches.values()):
+            out[(rows >= piece.start) & (rows < piece.stop)] = piece.start
+        return out
+
     def spans(self, split: str) -> tuple[range, ...]:
         """Stretches of a split to be traded each by itself: `span`, or those of a joined world."""
         return self.stretches.get(split) or (self.span(split),)

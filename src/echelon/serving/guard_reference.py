@@ -48,8 +48,9 @@ def shared_encoder(policy: Policy) -> WindowEncoder | None:
     if isinstance(policy, EnsemblePolicy):
         return shared_encoder(policy.members[0])
     if isinstance(policy, HierarchyPolicy):
-        encoders = [shared_encoder(expert) for expert in policy.experts]
-        return encoders[0] if all(own is encoders[0] for own in encoders) else None
+        learned = [expert for expert in policy.experts if isinstance(expert, OnnxPolicy)]
+        encoders = [shared_encoder(expert) for expert in learned]
+        return encoders[0] if encoders and all(own is encoders[0] for own in encoders) else None
     return policy.encoder if isinstance(policy, OnnxPolicy) else None
 
 

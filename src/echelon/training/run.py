@@ -201,8 +201,12 @@ def training_hash(config: Config) -> str:
     free = ["seeds", "patience", "keep_checkpoints", "checkpoint_every_steps"]
     if config.train.lr_schedule == "constant":
         free.append("total_env_steps")
-    tree = config.model_dump(mode="json", exclude_defaults=True, include=set(_TRAINED_BY))
-    for section, keys in (("train", free), ("eval", BASELINE_SETTINGS)):
+    # Rules among the experts are part of what is trained, and their settings with them.
+    ruled = {"forecast"} if "forecast" in config.experts.rules else set()
+    sections = {*_TRAINED_BY, *ruled}
+    tree = config.model_dump(mode="json", exclude_defaults=True, include=sections)
+    compared = ("metrics", "baselines") if config.experts.rules else BASELINE_SETTINGS
+    for section, keys in (("train", free), ("eval", compared)):
         tree[section] = {k: v for k, v in tree.get(section, {}).items() if k not in keys}
     # Over how many processes experts are spread changes nothing.
     tree.get("trainer", {}).pop("workers", None)
