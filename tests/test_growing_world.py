@@ -50,11 +50,13 @@ SETTINGS = (
 )
 DAYS = (
     "split={train: [2023-04-03, 2023-06-30], valid: [2023-07-03, 2023-09-15], "
-    "test: [2023-09-18, 2023-12-29]}"
+    "test: [2023-09-18, 2023-12-29]}",
 )
 MINUTES = (
     "split={train: [2023-08-24, 2023-08-25], valid: [2023-08-28, 2023-08-28], "
-    "test: [2023-08-29, 2023-08-30]}"
+    "test: [2023-08-29, 2023-08-30]}",
+    # Windows are in days: who is masked by one of ten would be so to the end.
+    *("risk.drawdown_window=1", "risk.drawdown_limit=0.1"),
 )
 
 
@@ -111,7 +113,7 @@ def make_market(path: Path, freq: str, basis: str, *overrides: str) -> Market:
     import_a_shares(path / "store", freq, basis)
     places = (f"data.store={path}/store", f"data.cache.dir={path}/cache")
     split = DAYS if freq == "1d" else MINUTES
-    config = load_config(CONFIGS / "qtmrl.yaml", [*SETTINGS, split, *places, *overrides])
+    config = load_config(CONFIGS / "qtmrl.yaml", [*SETTINGS, *split, *places, *overrides])
     prepared = prepare(config, path / "run").prepared
     entry = new_entry(Window("made-up", "0", "2023-07-03", "2023-12-29"), path, "0", 1)
     read = TrialRegistry(path / "registry").begin_read(entry)
