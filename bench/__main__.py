@@ -29,7 +29,17 @@ THREADS = (
     "MKL_NUM_THREADS",
     "NUMBA_NUM_THREADS",
 )
-LONG = ("guards", "live", "pendulum", "population", "scale", "sharing", "tuning")
+LONG = (
+    "budget",
+    "guards",
+    "live",
+    "pendulum",
+    "population",
+    "routing",
+    "scale",
+    "sharing",
+    "tuning",
+)
 SHOWN = ("numpy", "numba", "polars", "pyarrow", "pandas", "TA-Lib", "torch")
 
 

@@ -24,7 +24,9 @@ Beside the goal:
    tables that are made anew every `lora.refresh_updates` updates are added;
 3. matrix products: their share of our experts' phases, measured at each product, of two experts in
    one process;
-4. a whole cycle of ours by phase, as the training log has it.
+4. a whole cycle of ours by phase, as the training log has it;
+5. the router's updates next to those of sb3-contrib's MaskablePPO on the same rollout, in turns, by
+   processor time (`python -m bench.population --only-router` for this alone).
 
 Fails where the population is not 15× faster than five SB3 runs on windows. A busy machine favours
 whoever runs while it is quiet: run it alone.
@@ -46,6 +48,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from gymnasium import spaces
+from sb3_contrib import MaskablePPO
+from stable_baselines3.common.logger import Logger
 
 from bench._sac_peer import See, Setting, make_learner, see_embeddings, see_windows
 from bench.a2c import ASSETS, SEED, make_world
@@ -57,6 +62,8 @@ from echelon.envs.world import World
 from echelon.models.encoders import Encoder
 from echelon.population.learner import HierarchyLearner
 from echelon.population.member import Member
+from echelon.population.ppo import EPOCHS, Rollout
+from echelon.population.router import Router
 
 HIERARCHY_YAML = Path(__file__).parents[1] / "configs" / "hierarchical.yaml"
 TRAIN, VALID = 5_796, 1_260
@@ -342,6 +349,7 @@ def compare(asked: Sequence[str], window_rounds: int, rounds: int) -> bool:
     print(f"equal inputs: {equal.seconds / mine.seconds:.2f}×\n")
     report_products(products_of(config_of(asked, *ALONE, *FEW), world))
     report_phases(spent)
+    report_router(config)
     return met
 
 
@@ -373,17 +381,69 @@ def report_phases(spent: Spent) -> None:
         print(f"{'time/' + phase:<34}{seconds:>9,.1f} s{seconds / whole:>9.0%}")
 
 
+def report_router(config: Config, turns: int = 7) -> None:
+    """Part 5: milliseconds of an update of a minibatch, and the median ratio of the turns."""
+    meta, n_experts = config.meta_router, config.experts.count
+    router, rng = Router(config, n_experts, SEED), np.random.RandomState(SEED)
+    n_envs, n_obs = meta.n_envs, router.net.n_obs
+    peer = MaskablePPO(
+        "MlpPolicy",
+        None,  # type: ignore[arg-type]  # no environment: the rollout is made up
+        n_steps=meta.n_steps // n_envs,
+        batch_size=meta.batch_size,
+        ent_coef=meta.ent_coef,
+        policy_kwargs={"net_arch": [64, 64], "optimizer_kwargs": {"eps": 1e-5, "fused": True}},
+        device="cpu",
+        _init_setup_model=False,
+    )
+    peer.observation_space = spaces.Box(-5.0, 5.0, (n_obs,), np.float32)
+    peer.action_space, peer.n_envs = spaces.Discrete(n_experts + 1), n_envs
+    peer._setup_model()
+    peer.set_logger(Logger(folder=None, output_formats=[]))
+    buffer, shape = peer.rollout_buffer, (meta.n_steps // n_envs, n_envs)
+    obs = rng.standard_normal((*shape, n_obs)).astype(np.float32)
+    actions = rng.randint(0, n_experts + 1, shape)
+    gains = rng.standard_normal(shape).astype(np.float32)
+    even = torch.full((meta.n_steps,), -float(np.log(n_experts + 1)))
+    allowed = torch.ones(meta.n_steps, n_experts + 1, dtype=torch.bool)
+    flat = (torch.from_numpy(part.reshape(meta.n_steps, -1)) for part in (obs, actions, gains))
+    seen, chosen, gained = flat
+    ours = Rollout(seen, allowed, chosen[:, 0], even, gained[:, 0], gained[:, 0])
+    spent = []
+    for _ in range(turns):
+        buffer.reset()
+        buffer.observations[:], buffer.actions[:] = obs, actions[..., None]
+        buffer.log_probs[:], buffer.advantages[:], buffer.returns[:] = even[0], gains, gains
+        buffer.full = True
+        began = time.process_time()
+        peer.train()
+        between = time.process_time()
+        router.ppo.update(ours, np.zeros(meta.n_steps, dtype=np.float32), rng)
+        spent.append((between - began, time.process_time() - between))
+    updates = EPOCHS * meta.n_steps // meta.batch_size / 1e3
+    print(
+        f"the router's update of {meta.batch_size} decisions: MaskablePPO "
+        f"{median(a for a, _ in spent) / updates:.2f} ms, ours "
+        f"{median(b for _, b in spent) / updates:.2f} ms, {median(a / b for a, b in spent):.2f}× "
+        f"(median of {turns} turns)"
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="of 10 bars of SB3 on embeddings")
     parser.add_argument("--window-rounds", type=int, default=5, help="of a bar on windows")
     parser.add_argument("-o", "--override", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--only-router", action="store_true", help="part 5 alone")
     # `python -m bench population` has its own arguments: only our own command line is parsed.
     args = parser.parse_args(argv or [])
     if min(args.rounds, args.window_rounds) < 1:
         parser.error("at least 1 round")
     torch.set_num_threads(1)
     config = config_of(args.override)
+    if args.only_router:
+        report_router(config)
+        return 0
     print(
         f"{config.experts.n_experts} experts, {config.train.books} books, {ASSETS} assets, "
         f"embeddings of {config.model.d_model}, networks of {config.expert.hidden}; seconds on the "

@@ -465,6 +465,19 @@ def _routed(bench: Bench, *overrides: str) -> object:
     return _numbers(router.learn(env, 32, 0))
 
 
+def _prior_routed(bench: Bench, *overrides: str) -> object:
+    """The same from the fixed-share rule on."""
+    return _routed(bench, "meta_router.prior=fixed_share", *overrides)
+
+
+def _blended(bench: Bench, *overrides: str) -> object:
+    """What a hierarchy that has learned nothing makes of two rules."""
+    config = bench.config(*HIERARCHY, *overrides)
+    experts = [Moving("a"), Moving("b", -1.0)]
+    policy = HierarchyPolicy(experts, Router(config, 2, 1), config, 1)
+    return run_backtest(policy, _world(config), range(20, 50), config).value.tolist()
+
+
 def _paid(bench: Bench, *overrides: str) -> object:
     """Pay for choosing one of three experts always, λ adapting to it."""
     incentive = RouterReward(bench.config(*overrides).meta_router, 3)
@@ -672,6 +685,7 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "walk_forward.embargo_bars": ("walk_forward.embargo_bars=0", _folds),
     "walk_forward.partial": ("walk_forward.partial=true", _folds),
     "experts.n_experts": ("experts.n_experts=3", _round),
+    "experts.rules": ("experts.rules=[equal_weight]", _round),
     "experts.skill_dim": ("experts.skill_dim=4", _round),
     "experts.mi_reward_weight": ("experts.mi_reward_weight=1", _informed),
     "experts.mi_estimator": ("experts.mi_estimator=diayn", _informed),
@@ -692,6 +706,10 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "meta_router.every_bars": ("meta_router.every_bars=3", _routed),
     "meta_router.horizons": ("meta_router.horizons=[2, 6]", _routed),
     "meta_router.window_share": ("meta_router.window_share=0.4", _round),
+    "meta_router.command": ("meta_router.command=blend", _blended),
+    "meta_router.macro": ("meta_router.macro=1", _routed),
+    "meta_router.prior": ("meta_router.prior=fixed_share", _routed),
+    "meta_router.prior_kl": ("meta_router.prior_kl=0.5", _prior_routed),
     "meta_router.kl_lambda": ("meta_router.kl_lambda=0.15", _paid),
     "meta_router.kl_lambda_max": ("meta_router.kl_lambda_max=0.12", _paid),
     "meta_router.kl_bonus": ("meta_router.kl_bonus=policy", _routed),
@@ -734,6 +752,8 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "trainer.evolution.kl_lambda": ("trainer.evolution.kl_lambda=[0.1, 0.1]", _router_evolved),
     "trainer.evolution.gamma": ("trainer.evolution.gamma=[0.96, 0.96]", _evolved),
     "risk.enabled": ("risk.enabled=false", _commanded),
+    "risk.max_drawdown": ("risk.max_drawdown=0.15", _commanded),
+    "risk.target_volatility": ("risk.target_volatility=0.1", _commanded),
     "risk.drawdown_window": ("risk.drawdown_window=12", _commanded),
     "risk.drawdown_limit": ("risk.drawdown_limit=0.12", _commanded),
     "risk.drawdown_release": ("risk.drawdown_release=0.02", _commanded),

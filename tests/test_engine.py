@@ -101,6 +101,65 @@ def test_ensemble_of_hierarchies_and_adapters_equal_their_backtests(
         assert done.differences == ()
 
 
+DESK = (
+    "experts.rules=[min_variance, forecast]",
+    "forecast.model=ridge",
+    "eval.rebalance_bars=5",
+    "eval.estimation_bars=15",
+)
+"""Rules on the desk, which rebalance within the bars that are compared."""
+
+
+@pytest.mark.parametrize(
+    ("market", "routed"),
+    [("1d", ()), ("daily", ("meta_router.prior=fixed_share", "meta_router.command=blend"))],
+)
+def test_hierarchy_with_rules_on_the_engine_equals_its_backtest(
+    tmp_path: Path, bars_file: Path, market: str, routed: tuple[str, ...]
+) -> None:
+    if market == "daily":
+        ensemble = ExportRequest(ensemble=True)
+        known = daily(tmp_path, bars_file, "HIERARCHY", ensemble, *DESK, *routed, seeds=(1, 2))
+    else:
+        known = a_share(tmp_path, market, "HIERARCHY", None, *DESK, *routed)
+    done = replay(known.bundle, known.store, known.world, known.rows(14))
+    assert done.differences == ()
+    assert done.orders > 0
+    spec = known.bundle.spec
+    hierarchy = spec["members"][0] if spec["kind"] == "ensemble" else spec
+    kinds = [expert["kind"] for expert in hierarchy["experts"]]
+    assert kinds == ["weights"] * 3 + ["rule", "forecast"]
+
+
+_LIMITS = ("risk.max_drawdown=0.03", "risk.target_volatility=0.1")
+
+
+@pytest.mark.parametrize(
+    ("market", "algo"), [("daily", "HIERARCHY"), ("daily", "A2C"), ("1d", "A2C"), ("5min", "SAC")]
+)
+def test_budget_on_the_engine_equals_its_backtest_also_restored_at_every_bar(
+    tmp_path: Path, bars_file: Path, market: str, algo: str
+) -> None:
+    if market == "daily":
+        known = daily(tmp_path, bars_file, algo, None, *_LIMITS)
+    else:
+        known = a_share(tmp_path, market, algo, None, *_LIMITS)
+    rows = known.rows(24)
+    done = replay(known.bundle, known.store, known.world, rows)
+    assert done.differences == ()
+    assert done.orders > 0
+    backtest = run_backtest(known.bundle.policy(), known.world, rows, known.bundle.config)
+    assert backtest.budget is not None
+    engine, caps = known.engine(24, tmp_path / "state"), []
+    for bars in known.bar_sets(engine):
+        answer = engine.answer(bars)
+        caps.append(answer["exposure_cap"])
+        engine = DecisionEngine.restore(known.bundle, tmp_path / "state")
+        assert engine.decision == answer
+    assert caps[: len(backtest.budget.cap)] == backtest.budget.cap.tolist()
+    assert min(caps) < max(caps)
+
+
 def test_ensemble_of_wide_actors_equals_its_backtest(tmp_path: Path, bars_file: Path) -> None:
     settings = ("expert.actor=top_k", "expert.top_share=0.3", "expert.buffer=2")
     wide = ("reward={kind: active}", "expert.horizon=10", "pretrain.cross_fit=2", *settings)

@@ -108,11 +108,13 @@ def test_measures_are_those_of_the_backtests(evaluated: Path) -> None:
     world = Look.at(opened, "test").world(1.0)
     span = world.span("test")
     found = load_evaluation(evaluated, "test")
-    agent = run_backtest(opened.policy(2), world, span, opened.config)
+    others = run_baselines(world, span, opened.config)
+    usual = others["equal_weight"]
+    agent = run_backtest(opened.policy(2), world, span, opened.config).against(usual)
     assert found.seeds[2] == pytest.approx(agent.measures, nan_ok=True)
     assert np.array_equal(found.tables(2).equity["value"].to_numpy(), agent.value)
-    for name, backtest in run_baselines(world, span, opened.config).items():
-        wanted = backtest.measures
+    for name, backtest in others.items():
+        wanted = backtest.against(usual).measures
         wanted = {k: v if math.isfinite(v) else math.nan for k, v in wanted.items()}
         assert found.baselines[name] == pytest.approx(wanted, nan_ok=True), name
         assert found.tables(name).actions.height == len(span) - 1

@@ -171,7 +171,7 @@ def test_a_loaded_hierarchy_trades_as_the_one_that_was_trained(
 def test_the_routers_settings_are_tried_and_put_into_it(world: World, tmp_path: Path) -> None:
     learner = trained(make_learner(world, tmp_path), 4)
     values = learner.router_evolution.values
-    assert learner.router.model.learning_rate == pytest.approx(values["router_lr"])
+    assert learner.router.ppo.lr == pytest.approx(values["router_lr"])
     usual = learner.config.meta_router
     # Evolution multiplies what adaptation has made of λ, here in one rollout.
     spread = learner.router.incentive.usage.entropy()
@@ -184,7 +184,7 @@ def test_the_routers_settings_are_tried_and_put_into_it(world: World, tmp_path: 
     assert ("propose", "router") in [(event.kind, event.who) for event in learner._events]
     learner.close()
     still = trained(make_learner(world, tmp_path, "trainer.evolution.enabled=false"), 4)
-    assert still.router.model.learning_rate == usual.lr
+    assert still.router.ppo.lr == usual.lr
     still.close()
 
 
@@ -214,7 +214,7 @@ def test_a_gap_between_the_windows_is_gone_through(tmp_path: Path) -> None:
 def test_rows_go_to_whom_the_router_finds_probable() -> None:
     nobody = math.nan
     found = np.array([[0.6, 0.2, 0.2], [0.0, 0.0, 1.0], [0.5, 0.5, 0.0], [nobody, nobody, nobody]])
-    weights = routed_weights(found, floor=0.1)
+    weights = routed_weights(found[:, :2], floor=0.1)
     # 0.9 · 2 · (3/4, 1/4) + 0.1; where it wants cash, and where it was not asked, all are alike.
     np.testing.assert_allclose(weights, [[1.45, 1.0, 1.0, 1.0], [0.55, 1.0, 1.0, 1.0]], rtol=1e-6)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from markets import CONFIGS
 
 from echelon.config import load_config
+from echelon.config.algorithms import FLAT_SETTINGS
 from echelon.proving.parts import run_all
 from echelon.proving.planted import PlantedMarket, PlantedPart, assess_planted
 from echelon.proving.worlds import proof_config, with_steps
@@ -21,7 +21,7 @@ from echelon.proving.worlds import proof_config, with_steps
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_qtmrl_fast_captures_most_of_what_the_bayes_filter_earns(tmp_path: Path) -> None:
-    config = with_steps(proof_config(load_config(CONFIGS / "qtmrl-fast.yaml")), 320_000, 5)
+    config = with_steps(proof_config(load_config(None, FLAT_SETTINGS)), 320_000, 5)
     market = PlantedMarket()
     parts = [PlantedPart(config, market, seed, 16, references=seed == 0) for seed in (0, 1)]
     ran = run_all(parts, tmp_path, workers=2)

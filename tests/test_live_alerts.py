@@ -228,6 +228,10 @@ def test_what_is_read_of_entries() -> None:
         ("halved", "portfolio"),
     ]
     assert kinds(decided(88.0, masked=["expert 1"], position_scale=0.5)) == []
+    capped = decided(88.0, masked=["expert 1"], position_scale=0.5)
+    for cap, said in ((0.6, []), (0.4, ["exposure_cut"]), (0.6, []), (0.8, ["exposure_restored"])):
+        with_cap = capped[0], capped[1] | {"exposure_cap": cap}
+        assert kinds(with_cap) == [(kind, "portfolio") for kind in said]
     assert kinds(decided(96.0, halted=True)) == [
         ("released", "expert 1"),
         ("halted", "portfolio"),

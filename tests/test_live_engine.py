@@ -34,17 +34,21 @@ Get = Callable[..., Served]
 QUICK = LiveConfig(sync=False, snapshot_every=7)
 
 
+_LIMITS = ("risk.max_drawdown=0.03", "risk.target_volatility=0.1")
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, bars_file: Path) -> Get:
     """Bundles by market and algorithm, each made once."""
-    known: dict[tuple[str, str], Served] = {}
+    known: dict[tuple[str, ...], Served] = {}
 
-    def get(market: str = "daily", algo: str = "A2C") -> Served:
-        key = market, algo
+    def get(market: str = "daily", algo: str = "A2C", *limits: str) -> Served:
+        key = market, algo, *limits
         if key not in known:
             path = tmp_path_factory.mktemp(f"{market}-{algo}")
             make: Any = daily if market == "daily" else a_share
-            known[key] = make(path, bars_file if market == "daily" else market, algo)
+            where = bars_file if market == "daily" else market
+            known[key] = make(path, where, algo, None, *limits)
         return known[key]
 
     return get
@@ -73,12 +77,13 @@ def _engine(
     )
 
 
+@pytest.mark.parametrize("limits", [(), _LIMITS], ids=["free", "budget"])
 @pytest.mark.parametrize("algo", ["A2C", "SAC", "HIERARCHY"])
 @pytest.mark.parametrize("market", ["daily", "1d", "5min"])
 def test_a_journal_equals_the_backtest_bit_for_bit(
-    served: Get, tmp_path: Path, market: str, algo: str
+    served: Get, tmp_path: Path, market: str, algo: str, limits: tuple[str, ...]
 ) -> None:
-    known, bars = served(market, algo), 24
+    known, bars = served(market, algo, *limits), 24
     with _engine(known, tmp_path / "j.db", _until(known, bars)) as engine:
         engine.run(bars=bars)
         assert engine.state.mode == "running", engine.state.why
@@ -92,10 +97,12 @@ def test_a_journal_equals_the_backtest_bit_for_bit(
     assert np.abs(done.backtest.fills.shares).sum() > 0.0
 
 
-@pytest.fixture
-def run_whole(served: Get, tmp_path: Path) -> tuple[Served, date, list[dict[str, Any]]]:
+@pytest.fixture(params=[(), _LIMITS], ids=["free", "budget"])
+def run_whole(
+    request: pytest.FixtureRequest, served: Get, tmp_path: Path
+) -> tuple[Served, date, list[dict[str, Any]]]:
     """(a flat agent's bundle, day before its bars, what its journal holds after 12 bars)."""
-    known = served()
+    known = served("daily", "A2C", *request.param)
     until = _until(known, 12)
     with _engine(known, tmp_path / "whole.db", until) as engine:
         engine.run(bars=12)

@@ -105,7 +105,7 @@ def test_shipped_configurations_keep_their_rules_and_hashes() -> None:
         "demo-hierarchy.yaml": "ac74aaba642c",
         "hierarchical-tuned.yaml": "084a6a11a7d7",
         "qtmrl.yaml": "c538d4757b7a",
-        "qtmrl-fast.yaml": "38b93d02f5c0",
+        "qtmrl-fast.yaml": "db30a3e78943",
         "sac.yaml": "1146c169a55b",
     }
     for name, hash_ in known.items():

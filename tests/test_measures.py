@@ -183,6 +183,8 @@ class TestMeasure:
                 "sortino_annual": m.sortino_annual(r, YEAR),
                 "calmar": m.calmar(r, YEAR),
                 "max_drawdown": m.max_drawdown(r),
+                "max_drawdown_year": m.max_drawdown(r),
+                "budget_jumps": math.nan,
                 "cvar95": m.cvar(r, 0.95),
                 "turnover_annual": 25.2,
                 "hit_rate": m.hit_rate(r),
@@ -192,8 +194,17 @@ class TestMeasure:
                 "cost_commission": 3.0,
                 "cost_stamp": 2.0,
                 "cost_slippage": 5.0,
-            }
+            },
+            nan_ok=True,
         )
+
+    def test_worst_year_counts_each_calendar_year_from_a_peak_of_its_own(self) -> None:
+        """-20 % across the turn of the year, -10 % of it within either."""
+        days = np.array(["2019-12-30", "2019-12-31", "2020-01-02", "2020-01-03"], "datetime64[us]")
+        r = np.array([0.0, -0.1, -0.1, 0.05])
+        assert m.max_drawdown(r) == pytest.approx(0.19)
+        assert m.max_drawdown_year(r, days) == pytest.approx(0.1)
+        assert m.max_drawdown_year(r, None) == m.max_drawdown(r)
 
     def test_every_measure_has_a_label_in_its_order(self) -> None:
         assert list(m.LABELS) == list(measured(HALVED))
@@ -320,7 +331,7 @@ class TestLaws:
         shuffled = r[np.argsort(np.array([random.random() for _ in r]))]
         before = measured(r, 1)
         after = measured(shuffled, 1)
-        for name in ("max_drawdown", "calmar"):
+        for name in ("max_drawdown", "max_drawdown_year", "calmar"):
             del before[name], after[name]
         assert after == pytest.approx(before, rel=1e-9, abs=1e-9, nan_ok=True)
 

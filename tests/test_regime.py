@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -146,6 +147,63 @@ def test_filter_equals_the_sum_over_all_paths(flip: float) -> None:
     for t in range(1, 9):
         assert filtered[t] == pytest.approx(probability_by_paths(market, draw, t), abs=1e-12), t
     assert np.abs(filtered - 0.5).max() > 0.2
+
+
+CHANGING = RegimeMarket(
+    n_assets=3, n_bars=7, flip=0.05, fast_flip=0.4, turns=0.2, lead=1.5, strength=0.5
+)
+
+
+def test_filter_of_changing_rates_and_a_hint_equals_the_sum_over_all_paths() -> None:
+    market, draw = CHANGING, CHANGING.draw(0, "short")
+    returns = draw.close[1:] / draw.close[:-1] - 1.0
+    filtered = market.filter_probability(draw)
+    for t in range(7):
+        up = every = 0.0
+        for signs in itertools.product((1.0, -1.0), repeat=t + 1):
+            for rates in itertools.product((0, 1), repeat=t + 1):
+                weight = 0.5 * (0.2 if rates[0] else 0.8)
+                weight *= math.exp(-((draw.hint[0] - 1.5 * signs[0]) ** 2) / 2)
+                for k in range(t):
+                    expected = 0.5 * market.noise * signs[k] * draw.x[k]
+                    weight *= math.exp(-(((returns[k] - expected) / market.noise) ** 2).sum() / 2)
+                    weight *= 0.8 if rates[k] == rates[k + 1] else 0.2
+                    flip = 0.4 if rates[k + 1] else 0.05
+                    weight *= flip if signs[k] != signs[k + 1] else 1.0 - flip
+                    now, then = (draw.hint[k + j] - 1.5 * signs[k + j] for j in (1, 0))
+                    weight *= math.exp(-((now - 0.9 * then) ** 2) / (2 * 0.19))
+                every += weight
+                up += weight * (signs[t] > 0)
+        assert filtered[t] == pytest.approx(up / every, abs=1e-12), t
+    assert np.abs(filtered - 0.5).max() > 0.3
+
+
+def test_rates_change_and_the_hint_shows_the_regime_in_noise_that_mirrors_share() -> None:
+    market = RegimeMarket(n_bars=40_000, flip=1 / 1200, fast_flip=1 / 60, turns=1 / 800, lead=1.0)
+    draw, mirror = market.pairs(1, "x", 2)
+    flips = np.flatnonzero(np.diff(draw.regime))
+    assert len(flips) / 40_000 == pytest.approx((1 / 1200 + 1 / 60) / 2, rel=0.3)
+    gaps = np.diff(flips)
+    assert gaps.std() > 1.5 * gaps.mean(), "of one rate their deviation is their mean"
+    np.testing.assert_allclose(draw.hint - draw.regime, mirror.hint - mirror.regime, atol=1e-12)
+    noise = draw.hint - draw.regime
+    assert noise.std() == pytest.approx(1.0, abs=0.05)
+    assert np.corrcoef(noise[1:], noise[:-1])[0, 1] == pytest.approx(0.9, abs=0.01)
+    assert ((market.filter_probability(draw) > 0.5) == (draw.regime > 0)).mean() > 0.9
+
+
+def test_market_without_changes_is_the_one_that_proofs_were_made_on() -> None:
+    assert repr(RegimeMarket()) == (
+        "RegimeMarket(n_assets=8, n_bars=10000, noise=0.012, strength=0.12, persistence=0.98, "
+        "flip=0.0025, overnight=0.2)"
+    )
+    assert repr(RegimeMarket(lead=1.0)).endswith("overnight=0.2, lead=1.0)")
+    draw = SHORT.draw(3, "x")
+    assert (draw.hint == 0.0).all()
+    plain = SHORT.follow_probability(draw.x, draw.close)
+    np.testing.assert_array_equal(SHORT.filter_probability(draw), plain)
+    unchanged = replace(SHORT, turns=1e-300, lead=1e-300)
+    np.testing.assert_allclose(unchanged.filter_probability(draw), plain, atol=1e-9)
 
 
 def test_filter_is_calibrated_and_right_most_of_the_time(long: RegimeDraw) -> None:

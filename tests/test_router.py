@@ -79,7 +79,7 @@ def test_masked_choices_are_never_made_and_have_no_probability() -> None:
     config = config_of()
     router = Router(config, 3, 1)
     with torch.no_grad():
-        router.model.policy.action_net.bias += torch.tensor([20.0, 0.0, 0.0, 0.0])
+        router.net.action_net.bias += torch.tensor([20.0, 0.0, 0.0, 0.0])
     obs = some_obs(config)
     allowed = np.random.default_rng(4).random((50, 4)) < 0.5
     allowed[:, 3] = True
@@ -93,18 +93,6 @@ def test_masked_choices_are_never_made_and_have_no_probability() -> None:
     only_cash = np.zeros((50, 4), dtype=bool)
     only_cash[:, 3] = True
     assert (router.choose(obs, only_cash) == 3).all()
-
-
-def test_probabilities_are_those_of_sb3() -> None:
-    config = config_of()
-    router = Router(config, 3, 1)
-    obs, allowed = some_obs(config), np.ones((50, 4), dtype=bool)
-    allowed[::2, 1] = False
-    with torch.no_grad():
-        found = router.model.policy.get_distribution(torch.from_numpy(obs), allowed).distribution
-    np.testing.assert_allclose(router.probabilities(obs, allowed), found.probs, atol=1e-6)
-    acted, _ = router.model.predict(obs, deterministic=True, action_masks=allowed)
-    np.testing.assert_array_equal(router.choose(obs, allowed), acted)
 
 
 def test_run_that_is_resumed_between_phases_gives_the_same_numbers(tmp_path: Path) -> None:
@@ -142,7 +130,7 @@ def test_learning_rate_and_weight_of_the_bonus_can_be_set_and_are_kept() -> None
     assert told["router/kl_lambda"] != 0.05, "it adapts on"
     other = Router(config, 3, 1)
     other.restore(*router.state())
-    assert (other.model.learning_rate, other.incentive.weight) == (0.0, router.incentive.weight)
+    assert (other.ppo.lr, other.incentive.weight) == (0.0, router.incentive.weight)
 
 
 def test_weights_of_another_population_are_refused() -> None:
@@ -180,7 +168,7 @@ def test_probabilities_along_a_span_are_those_of_a_backtest_there() -> None:
     experts = [Tilted("a", 1.0), Tilted("b", -1.0), Always("c", (0.2, 0.2, 0.2))]
     router = Router(config, 3, 1)
     with torch.no_grad():
-        router.model.policy.action_net.weight *= 100.0
+        router.net.action_net.weight *= 100.0
     spans = [range(40, 70), range(71, 118)]
     found = probabilities_along(router, survey(experts, world, spans, config))
     for span in spans:

@@ -24,6 +24,7 @@ from echelon.evaluation.evaluate import Evaluation, load_evaluation
 from echelon.evaluation.walkforward import WalkForward, statistics, stitch
 from echelon.features import Prepared
 from echelon.ops.measures import LABELS, max_drawdown
+from echelon.risk.budget import budget_cap
 
 MONTHS = (
     *("walk_forward.unit=month", "walk_forward.train=9", "walk_forward.valid=3"),
@@ -289,6 +290,39 @@ def test_interrupted_walk_forward_goes_on_to_the_same_result(
     summary = Path(f"wf/folds/{FOLDS[0]}/evaluations/test/summary.json").read_text()
     assert json.loads(summary)["reads"] == 1
     assert Path("wf/walk_forward.csv").read_text() == expected
+
+
+def test_budget_is_carried_from_fold_to_fold_also_when_one_is_evaluated_again(
+    shell: Shell, bars_file: Path
+) -> None:
+    limited = ("risk.max_drawdown=0.03", "risk.target_volatility=0.15")
+    shell.works(*_words(bars_file, *limited))
+    folds = [load_evaluation(Path("wf/folds") / name, "test") for name in FOLDS]
+    assert [fold.facts["limits"]["carried"] for fold in folds] == [False, True]
+    for who in (42, "equal_weight"):
+        first, second = (fold.tables(who).equity for fold in folds)
+        value = first["value"].to_numpy()
+        carried = budget_cap(np.array([1.0 - value[-1] / value.max()]), 0.03)[0]
+        assert first["exposure_cap"][0] == budget_cap(np.zeros(1), 0.03)[0]
+        # Forty days of returns without limits are known by then, so that volatility counts too.
+        wish = first["unscaled"].to_numpy()
+        rate = (wish[1:] / wish[:-1] - 1.0)[-59:].std(ddof=1) * math.sqrt(252)
+        known = min(carried, 0.15 / rate) if rate > 0.0 else carried
+        assert second["exposure_cap"][0] == pytest.approx(known, rel=0.02)
+    assert folds[1].tables("equal_weight").equity["exposure_cap"][0] < budget_cap(np.zeros(1), 0.03)
+    stitched, before = _table()["stitched", "equal_weight"], Path("wf/stitched.csv").read_bytes()
+    returns = pl.read_parquet("wf/stitched.parquet")["equal_weight"].to_numpy()
+    assert stitched["max_drawdown"] == pytest.approx(max_drawdown(returns))
+    assert stitched["max_drawdown"] < 0.05
+    assert stitched["budget_jumps"] >= 0.0
+    page = Path("wf/report/report.html").read_text()
+    assert "a drawdown budget of 3.00 %" in page
+    Path("wf/folds", FOLDS[0], "evaluations/test/summary.json").unlink()
+    evaluated = folds[1].facts["evaluated"]
+    shell.works("walk-forward", "--resume", "wf", "--workers", "1")
+    assert Path("wf/stitched.csv").read_bytes() == before
+    again = load_evaluation(Path("wf/folds") / FOLDS[1], "test")
+    assert again.facts["reads"] == 2, evaluated  # what it goes on from was made again
 
 
 def test_processes_side_by_side_give_the_same_result(shell: Shell, bars_file: Path) -> None:

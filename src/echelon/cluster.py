@@ -461,7 +461,7 @@ def _refuse_unreachable(address: str) -> None:
     try:
         with (
             socket.create_connection((host, int(port)), _REACH_SECONDS) as plain,
-            _secured(plain) as connection,
+            _wrap_tls(plain) as connection,
         ):
             connection.sendall(_GREETING)
             answer = connection.recv(4)
@@ -478,7 +478,7 @@ def _refuse_unreachable(address: str) -> None:
         )
 
 
-def _secured(plain: socket.socket) -> socket.socket:
+def _wrap_tls(plain: socket.socket) -> socket.socket:
     """The connection as Ray would have it: with TLS where its variables say so."""
     given = os.environ
     if given.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):

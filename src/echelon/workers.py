@@ -176,7 +176,7 @@ class Pool(Closing, Generic[_T_co]):
         """None where all live in this process. Of W, number w hosts the members w, w + W, …"""
         self._make_member, self._threads, self._closed = make, threads, False
         self._engine = engine()
-        self._begun: list[_Call] = []
+        self._started: list[_Call] = []
         self._busy: dict[Worker, list[int]] = {}
         """Members whose answers are still to come."""
         self.remote = min(workers, size) > 1
@@ -229,9 +229,9 @@ class Pool(Closing, Generic[_T_co]):
 
     def finish(self) -> dict[int, Any]:
         """Answers to what was begun."""
-        begun, self._begun = self._begun, []
-        answers = self._answers_to(begun)
-        return {call.number: self._result(call.number, answers[call.number]) for call in begun}
+        calls, self._started = self._started, []
+        answers = self._answers_to(calls)
+        return {call.number: self._result(call.number, answers[call.number]) for call in calls}
 
     def rebuild(self, number: int) -> list[int]:
         """Make a member again; where its process died, all that lived there, in a new process.
@@ -271,12 +271,12 @@ class Pool(Closing, Generic[_T_co]):
     def _begin(self, method: str | None, arguments: Mapping[int, bytes]) -> None:
         unknown = [number for number in arguments if not 0 <= number < self.size]
         assert not unknown, f"members are numbered 0 to {self.size - 1}, found {unknown}"
-        assert not self._begun, "answers to what was begun before have not been taken"
+        assert not self._started, "answers to what was begun before have not been taken"
         if self._closed:
             raise RuntimeError("the pool is closed: its members are gone")
-        self._begun = [_Call(number, method, packed) for number, packed in arguments.items()]
+        self._started = [_Call(number, method, packed) for number, packed in arguments.items()]
         for w, worker in enumerate(self.workers):
-            own = [call for call in self._begun if call.number % len(self.workers) == w]
+            own = [call for call in self._started if call.number % len(self.workers) == w]
             if own:
                 self._busy[worker] = [call.number for call in own]
                 worker.send(own)

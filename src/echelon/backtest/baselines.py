@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from echelon.backtest.files import Book
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest
 from echelon.config import Config
@@ -158,7 +159,8 @@ class _Rebalanced:
         weights[wanted] = free / wanted.sum()
         if self._estimate is None:
             return weights
-        past = world.growth[max(0, t - self._bars) : t + 1]
+        low = int(world.history_rows(np.array([t]))[0])
+        past = world.growth[max(low, t - self._bars) : t + 1]
         enough = len(past) > min(_LEAST_HISTORY, self._bars)
         known = wanted & np.isfinite(past).all(axis=0) & enough
         if known.sum() >= 2:
@@ -208,8 +210,9 @@ class Momentum:
         """Nothing to take back."""
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
-        growth = self._world.growth
-        now, then = growth[row], growth[np.maximum(row - self._bars, 0)]
+        world = self._world
+        low = np.maximum(row - self._bars, world.history_rows(row))
+        now, then = world.growth[row], world.growth[low]
         with np.errstate(invalid="ignore"):
             wish = np.where(now > then, Action.BUY, Action.SELL)
         return only_allowed(wish, held)
@@ -294,14 +297,20 @@ def make_baseline(name: str, config: Config, forecaster: Forecaster | None = Non
 
 
 def run_baselines(
-    world: World, span: range, config: Config, forecaster: Forecaster | None = None
+    world: World,
+    span: range,
+    config: Config,
+    forecaster: Forecaster | None = None,
+    past: Mapping[Book, Floats] | None = None,
 ) -> dict[str, Backtest]:
     """Name → backtest of every baseline of `eval.baselines` that the data support.
 
     forecaster: see `make_baseline`; without one `forecast` is left out
+    past: book → its earlier values, see `under_budget`
     """
     done: dict[str, Backtest] = {}
     for name in config.eval.baselines:
+        before = (past or {}).get(Book(name))
         if name == FORECAST and forecaster is None:
             continue  # whoever could not fit it has said why
         if name == "benchmark":
@@ -315,8 +324,8 @@ def run_baselines(
                 )
                 continue
             policy = _Rebalanced("benchmark", None, 0, None)
-            done[name] = run_backtest(policy, index, span, config)
+            done[name] = run_backtest(policy, index, span, config, past=before)
         else:
             made = make_baseline(name, config, forecaster)
-            done[name] = run_backtest(made, world, span, config)
+            done[name] = run_backtest(made, world, span, config, past=before)
     return done

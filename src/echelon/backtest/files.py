@@ -4,7 +4,8 @@ Every table has the columns `policy` and `seed`. A policy is the `agent` of a se
 hierarchy's seed brings along (`hedge`, `expert-0`, …), or a baseline, which has no seed.
 
 equity.parquet     time, value, return, drawdown, cash_share, traded, commission, stamp, slippage,
-                   orders_cut
+                   orders_cut; where a budget limits the book also exposure_cap (share of the
+                   wish that may be held), unscaled (value without), budget_jumped
 weights.parquet    time, a column per asset: its share of the book
 actions.parquet    kind, time, a column per asset: what was decided, by kind a code of HOLD, BUY and
                    SELL (discrete) or a target weight (weights)
@@ -66,12 +67,20 @@ def tables_of(backtest: Backtest) -> Tables:
         slippage=_after(fills.slippage.sum(axis=1)),
         orders_cut=_after(cut.astype(np.float64)).cast(pl.Int64),
     )
+    if (budget := backtest.budget) is not None:
+        equity = equity.with_columns(
+            exposure_cap=pl.Series([*budget.cap.tolist(), None], dtype=pl.Float64),
+            unscaled=budget.unscaled,
+            budget_jumped=_after(budget.jumped.astype(np.float64)),
+        )
     weights = _by_asset(backtest, backtest.weights, backtest.times)
     actions = _by_asset(backtest, backtest.actions, backtest.times[:-1])
     return Tables(equity, weights, actions, backtest.blotter())
 
 
 class Book(NamedTuple):
+    """Whose book it is among those of an evaluation; seed: None of a baseline."""
+
     policy: str
     seed: int | None = None
 

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from echelon.backtest.budget import BudgetPolicy, BudgetTrack, find_jumps, under_budget
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.config.agents import RewardConfig
@@ -53,6 +54,7 @@ class Backtest:
     fill_times: Times  # [S] the bar an order was filled at
     periods_per_year: float
     execution: Execution | None = None  # [S,N] each; None: at once, without an executor
+    budget: BudgetTrack | None = None  # None: nothing limited the real book
     yardstick: Floats | None = None  # [S] returns that the information ratio is over
 
     @cached_property
@@ -87,6 +89,8 @@ class Backtest:
             exposure=1.0 - self.cash_share[:-1].astype(np.float64),
             costs=self.costs,
             initial_value=float(self.value[0]),
+            times=self.times[1:],
+            jumped=None if self.budget is None else self.budget.jumped,
             yardstick=self.yardstick,
         )
 
@@ -152,14 +156,22 @@ def stack_returns(series: Iterable[Floats], length: int | None = None) -> Floats
 
 
 def run_backtest(
-    policy: Policy, world: World, span: range, config: Config, executor: Executor | None = None
+    policy: Policy,
+    world: World,
+    span: range,
+    config: Config,
+    executor: Executor | None = None,
+    *,
+    past: Floats | None = None,
 ) -> Backtest:
     """Let `policy` trade one book from the first row of `span` to its last.
 
-    executor: works the orders in place of the world's own
+    executor: works the orders in place of the world's own; past: of the book, see `under_budget`
     """
     if executor is not None:
         world = replace(world, executor=executor)
+    policy = under_budget(policy, config, past)
+    caps, unscaled = list[float](), list[float]()
     rule = ActionRule.from_config(config, policy.kind)
     books = Books(world, rule, RewardConfig(), 1, span)
     policy.start(world, span)
@@ -173,6 +185,9 @@ def run_backtest(
         held = books.holdings()
         weights[k], cash_share[k] = held.weights[0], held.cash_share[0]
         decided = policy.decide(books.row, held)
+        if isinstance(policy, BudgetPolicy):
+            caps.append(float(policy.verdict.cap[0]))
+            unscaled.append(float(policy.unscaled[0]))
         result = books.step(decided)
         actions.append(decided[0])
         fills.append(result.fills)
@@ -188,6 +203,11 @@ def run_backtest(
     execution = None
     if executions:
         execution = Execution(*(np.concatenate(parts) for parts in zip(*executions, strict=True)))
+    track = None
+    if isinstance(policy, BudgetPolicy):
+        marks = np.array([*unscaled, float(policy.settle()[0])])
+        jumped = find_jumps(value[: n_steps + 1], world, config.risk, past)
+        track = BudgetTrack(np.array(caps), marks, jumped, tuple(policy.log))
     backtest = Backtest(
         policy=policy.name,
         kind=policy.kind,
@@ -201,6 +221,7 @@ def run_backtest(
         fill_times=world.times[rows[1:] if world.fill_open else rows[:-1]],
         periods_per_year=world.periods_per_year,
         execution=execution,
+        budget=track,
     )
     if world.executor is None or isinstance(world.executor, ImmediateExecutor):
         return backtest

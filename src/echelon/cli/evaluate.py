@@ -48,12 +48,14 @@ def evaluate(
         typer.Option(
             "--override",
             "-o",
-            help="Another executor for the same agents: -o market.executor=vwap; no key but those "
-            "that begin with market.executor. Saved in RUN/executors/NAME.",
+            help="Another executor for the same agents, or other limits of their books: "
+            "-o market.executor=vwap, -o risk.max_drawdown=0.15, risk.target_volatility; no other "
+            "key. Saved in RUN/executors/NAME.",
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="NAME of that executor; default: market.executor.")
+        str | None,
+        typer.Option("--name", help="NAME of that; default: market.executor, or limits."),
     ] = None,
     csv: Annotated[
         bool, typer.Option("--csv", help="Write equity and blotter as CSV files too.")
@@ -229,11 +231,16 @@ MEASURE_COLUMNS: Mapping[str, MeasureColumn] = {
     "turnover_annual": MeasureColumn("turnover\n× a year", False, 1),
     "cost_share": MeasureColumn("costs\n%", True, 1),
     "annual_return": MeasureColumn("return\n% a year", True, 1),
+    "exposure": MeasureColumn("held\n%", True, 0),
+    "max_drawdown_year": MeasureColumn("worst year\nDD %", True, 1),
+    "budget_jumps": MeasureColumn("budget\njumped", False, 0),
     "calmar": MeasureColumn("Calmar", False, 2),
     "information_ratio": MeasureColumn("inform.\nratio", False, 2),
 }
 """Measures as a table of 80 columns can show them side by side."""
 
+LIMITED = ("exposure", "max_drawdown_year", "budget_jumps")
+"""Measures that are shown too where every real book is limited."""
 _SHOWN = {
     "total_return": ("total_return",),
     "sharpe": ("sharpe_period", "sharpe_annual"),
@@ -252,6 +259,7 @@ def print_evaluation(result: Evaluation, metrics: tuple[str, ...]) -> None:
 
     facts = result.facts
     shown = [name for metric in metrics for name in _SHOWN[metric]] + ["turnover_annual"]
+    shown += LIMITED if "limits" in facts else ()
     span = f"{facts['split']}: {facts['first']} to {facts['last']}"
     print_measures(f"{span}, fills at {facts['ledger']['fill']}", shown, result, {})
     for split, ic in facts.get("forecast", {"rank_ic": {}})["rank_ic"].items():

@@ -12,6 +12,7 @@ from echelon.cli import options
 from echelon.cli.batch import open_batch, work_through
 from echelon.cli.console import add_row, err, number_table, out
 from echelon.cli.evaluate import (
+    LIMITED,
     MEASURE_COLUMNS,
     active_lines,
     difference_line,
@@ -112,7 +113,9 @@ def print_walk(result: WalkForwardResult) -> None:
         return
     about, measures = result.stitched.tree(), result.stitched.measures
     title = f"stitched: {about['first']} to {about['last']}, {about['periods']:,} returns"
-    print_measures(title, _STITCHED, measures, by_row(measures.reference_policies))
+    limited = any("limits" in e.facts for e in result.evaluations.values())
+    names = (*_STITCHED, *LIMITED) if limited else _STITCHED
+    print_measures(title, names, measures, by_row(measures.reference_policies))
     for line in _how_sure(result.statistics, math.sqrt(result.stitched.periods_per_year)):
         typer.echo(line)
 

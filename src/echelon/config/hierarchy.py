@@ -8,11 +8,20 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from echelon.config._base import Section
-from echelon.config.agents import Fraction
+from echelon.config.agents import Baseline, Fraction
 from echelon.types import MOST_PROCESSES
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Discount = Annotated[float, Field(ge=0, lt=1)]
+
+
+_NO_EXPERTS = {
+    "benchmark": "it is an index, which nobody trades",
+    "buy_and_hold": "it is what a book did once, not what it should hold now",
+    "cash": "the router may choose cash anyway",
+    "random": "it decides by lot",
+}
+"""Baselines that no router can put in charge."""
 
 
 class SharingConfig(Section):
@@ -63,17 +72,41 @@ class ExpertsConfig(Section):
     """Share of every bar that is spread over all experts."""
     sharing: SharingConfig = SharingConfig()
     """Replay that the experts share."""
+    rules: tuple[Baseline, ...] = ()
+    """Baselines that join as experts which do not learn, such as equal_weight or hrp, under the
+    settings of `eval`; forecast is fitted on the experts' part of the train window."""
+
+    @property
+    def count(self) -> int:
+        """Of all whom the router can put in charge: the learned ones, then the rules."""
+        return self.n_experts + len(self.rules)
+
+    def _contradictions(self) -> Iterator[str]:
+        for name in sorted(_NO_EXPERTS.keys() & set(self.rules)):
+            yield f"experts.rules: {name} is no expert: {_NO_EXPERTS[name]}. Leave it out"
+        if len(set(self.rules)) < len(self.rules):
+            yield f"experts.rules = {list(self.rules)} names a rule twice. Name each once"
 
 
 class MetaRouterConfig(Section):
-    """The router: MaskablePPO over the experts and cash."""
+    """The router: PPO with masks over the experts and cash."""
 
     every_bars: PositiveInt = 5
     """Bars between its decisions."""
     horizons: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (5, 20, 40, 120)
     """Trailing bars over which it sees the experts' books and the market."""
+    macro: NonNegativeInt = 0
+    """So many of the last features, which are the exogenous series, it sees too."""
     window_share: Share = 0.3
     """Last part of the train window, kept from the experts: the router learns on it."""
+    command: Literal["select", "blend"] = "select"
+    """select: the most probable expert is in charge; blend: the mix of all experts' targets is
+    held, in the proportions of their probabilities, by one list of trades."""
+    prior: Literal["none", "fixed_share"] = "none"
+    """fixed_share: it starts at the fixed-share rule, sees its log weights, and learns what to add
+    to them; none: it starts from nothing."""
+    prior_kl: NonNegativeFloat = 0.01
+    """Weight of the penalty on KL(policy ‖ prior) in its loss."""
     kl_lambda: NonNegativeFloat = 0.1
     """Weight λ of the KL bonus, at first; 0: there is none, and λ stays 0."""
     kl_lambda_max: NonNegativeFloat = 0.2
@@ -83,9 +116,9 @@ class MetaRouterConfig(Section):
     entropy_floor: Fraction = 0.4
     """Least entropy of usage, as a share of log K, that λ adapts to keep."""
     ent_coef: NonNegativeFloat = 0.01
-    """Entropy coefficient of MaskablePPO."""
+    """Entropy coefficient of PPO."""
     lr: PositiveFloat = 3.0e-4
-    """Learning rate of MaskablePPO."""
+    """Learning rate of PPO."""
     gamma: Discount = 0.99
     """Discount per decision."""
     gae_lambda: Fraction = 0.95
@@ -217,12 +250,21 @@ class TrainerConfig(Section):
 
 
 class RiskConfig(Section):
-    """Risk control of the hierarchy; drawdowns and losses are shares of a book."""
+    """Risk control; drawdowns and losses are shares of a book.
+
+    `max_drawdown` and `target_volatility` scale the real book of every policy, baselines too; the
+    other keys are of the hierarchy.
+    """
 
     enabled: bool = True
     """false: nobody is masked, nothing is limited."""
+    max_drawdown: Share | None = None
+    """Drawdown budget of the real book: what of it is left since the peak of the last 252 trading
+    days is the share of the policy's wish that is held; null: no budget."""
+    target_volatility: PositiveFloat | None = None
+    """Most volatility a year, by the last 60 trading days, of what is held; null: no limit."""
     drawdown_window: PositiveInt = 30
-    """Bars that a book's peak may lie back."""
+    """Trading days that an expert's peak may lie back."""
     drawdown_limit: Share = 0.15
     """An expert that lost more is masked for the router at once."""
     drawdown_release: Share = 0.10
@@ -244,7 +286,7 @@ class RiskConfig(Section):
     turnover_per_bar: PositiveFloat = 2.0
     """Two-way turnover of one bar, in multiples of the book's value; 2 exchanges everything."""
     turnover_per_month: PositiveFloat = 40.0
-    """Two-way turnover of 20 bars; 40 is no limit."""
+    """Two-way turnover of 20 trading days; 40 is no limit."""
 
     def _contradictions(self) -> Iterator[str]:
         if self.drawdown_release > self.drawdown_limit:

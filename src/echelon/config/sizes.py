@@ -323,12 +323,12 @@ def _expert_needs(config: Config, n_assets: int) -> Iterator[tuple[str, Callable
         shared = bytes_of_transition(n_assets, behaviour=True)
         yield "experts.sharing.buffer_size", lambda n: n * shared
     yield "experts.skill_dim", lambda n: n * expert.hidden * _LEARNED
-    seen = experts.n_experts * len(router.horizons) * _FLOAT
+    seen = experts.count * len(router.horizons) * _FLOAT
     yield "meta_router.n_steps", lambda n: n * seen
-    yield "meta_router.n_envs", lambda n: n * n_assets * experts.n_experts * 8
-    probe = n_assets * experts.n_experts * 8
+    yield "meta_router.n_envs", lambda n: n * n_assets * experts.count * 8
+    probe = n_assets * experts.count * 8
     yield "trainer.probe_states", lambda n: n * probe
-    books = experts.n_experts * router.n_envs * 8
+    books = experts.count * router.n_envs * 8
     yield "risk.cvar_window", lambda n: n * books
     yield "risk.drawdown_window", lambda n: n * books
     yield "meta_router.horizons", lambda n: n * books

@@ -158,7 +158,7 @@ class Config(Section):
     trainer: TrainerConfig = TrainerConfig()
     """Training of the hierarchy."""
     risk: RiskConfig = RiskConfig()
-    """Risk control of the hierarchy."""
+    """Risk control: limits of every real book, and of the hierarchy."""
     execution: ExecutionConfig = ExecutionConfig()
     """The execution layer."""
     walk_forward: WalkForwardConfig = WalkForwardConfig()

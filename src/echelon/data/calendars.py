@@ -93,6 +93,17 @@ def bounds(calendar: str) -> CalendarReach:
     return CalendarReach(**{end: day.date() for end, day in limits.items() if day is not None})
 
 
+def bars_per_day(calendar: str, freq: Freq) -> int:
+    """Bars of a regular session.
+
+    >>> bars_per_day("XNYS", "1d"), bars_per_day("XSHG", "5min")
+    (1, 48)
+    """
+    if freq == "1d":
+        return 1
+    return round(periods_per_year(calendar, freq) / periods_per_year(calendar, "1d"))
+
+
 @lru_cache(maxsize=64)
 def periods_per_year(calendar: str, freq: Freq) -> float:
     """Bars in a year, for annualising: sessions × bars in a regular session.

@@ -15,7 +15,7 @@ import numpy as np
 
 from echelon import market
 from echelon.config import Config
-from echelon.data.calendars import periods_per_year
+from echelon.data.calendars import bars_per_day, periods_per_year
 from echelon.data.panel import forward_fill
 from echelon.errors import ConfigError, DataError
 from echelon.features.prepared import Prepared
@@ -52,6 +52,7 @@ class World:
     # the same fills.
     executor: market.Executor | None = None
     in_force: market.RulesInForce | None = None  # as reported, where the world is of data or drawn
+    bars_per_day: int = 1  # of a regular session: windows of risk control are in trading days
 
     def __post_init__(self) -> None:
         shape = self.rows.close.shape
@@ -105,6 +106,13 @@ class World:
             out[inside] = np.maximum(out[inside], piece.start)
         return out
 
+    def history_rows(self, rows: market.Rows) -> market.Rows:
+        """[E] how far back prices belong together with those of rows[E]: not past a stretch."""
+        out = np.zeros(len(rows), dtype=np.int64)
+        for piece in chain.from_iterable(self.stretches.values()):
+            out[(rows >= piece.start) & (rows < piece.stop)] = piece.start
+        return out
+
     def spans(self, split: str) -> tuple[range, ...]:
         """Stretches of a split to be traded each by itself: `span`, or those of a joined world."""
         return self.stretches.get(split) or (self.span(split),)
@@ -130,6 +138,7 @@ class WorldFacts(NamedTuple):
             "fill_open": config.market.fill == "open",
             "initial_cash": config.market.initial_cash,
             "periods_per_year": periods_per_year(data.calendar, self.freq),
+            "bars_per_day": bars_per_day(data.calendar, self.freq),
             "ledger": ledger,
             "in_force": in_force,
         }

@@ -30,6 +30,7 @@ import polars as pl
 from pydantic import TypeAdapter
 
 from echelon import __version__
+from echelon.backtest.files import Book
 from echelon.config import Config, fingerprint, load_run_config, refuse_places, to_yaml
 from echelon.envs.world import rules_of
 from echelon.errors import EchelonError, StoreError, UsageError, shorten
@@ -59,6 +60,7 @@ from echelon.training.run import (
     seed_directory,
     train_seed,
 )
+from echelon.types import Floats
 from echelon.workers import Engine, Failure, Report, ShouldStop, run_jobs, use_engine
 
 _FORMAT = 1
@@ -151,6 +153,15 @@ class RunBatch(ABC):
     @abstractmethod
     def make_members(self) -> Iterator[BatchMember]:
         """Its runs; raises where the configuration of one is no good."""
+
+    def past(self, k: int) -> Mapping[Book, Floats]:
+        """Earlier values of the books that run k is evaluated with; see `evaluate`."""
+        return {}
+
+    @property
+    def follows(self) -> bool:
+        """Whether what a run is evaluated with depends on the evaluations of those before it."""
+        return False
 
     @cached_property
     def members(self) -> tuple[BatchMember, ...]:
@@ -353,11 +364,14 @@ def evaluate_runs(
     due = [k for k in sorted(course.outcomes) if batch.members[k].name not in done_before]
     if not due:
         return
+    if batch.follows:
+        due = [k for k in sorted(course.outcomes) if k >= due[0]]
 
     def evaluate_run(k: int, report: Report, _should_stop: ShouldStop) -> None:
         seeds = tuple(outcome.seed for outcome in course.outcomes[k])
         run = TrainedRun(batch.run(k), batch.members[k].config, seeds)
-        done = evaluate(run, batch.split, trust=batch.trust, ensemble=batch.ensemble)
+        past = batch.past(k)
+        done = evaluate(run, batch.split, trust=batch.trust, ensemble=batch.ensemble, past=past)
         report(len(done.seeds))
 
     on_run(0, len(due))

@@ -42,10 +42,12 @@ def capacity_sweep(
     *,
     usual: Backtest | None = None,
     yardstick: str = "equal_weight",
+    past: tuple[Floats | None, Floats | None] = (None, None),
 ) -> list[dict[str, Any]]:
     """A line per multiple of the cash; none where the market has no volume.
 
     usual: the policy with the configured cash, measured against the yardstick, if known
+    past: of the policy's book and of the yardstick's, see `backtest.budget.under_budget`
     """
     if not np.isfinite(world.rows.volume_close).any():
         return []
@@ -55,8 +57,9 @@ def capacity_sweep(
         done = usual if factor == 1.0 else None
         if done is None:
             richer = replace(world, initial_cash=cash)
-            other = run_backtest(make_baseline(yardstick, config), richer, span, config)
-            done = run_backtest(policy, richer, span, config).against(other)
+            rule = make_baseline(yardstick, config)
+            other = run_backtest(rule, richer, span, config, past=past[1])
+            done = run_backtest(policy, richer, span, config, past=past[0]).against(other)
         lines.append({"factor": factor, "cash": cash, **capacity_line(done, world, span)})
     return lines
 

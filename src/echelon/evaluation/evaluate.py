@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from echelon.backtest.baselines import FORECAST, run_baselines
+from echelon.backtest.budget import is_limited
 from echelon.backtest.ensemble import ENSEMBLE, EnsemblePolicy
 from echelon.backtest.files import (
     AGENT,
@@ -64,6 +65,7 @@ from echelon.population.record import CommandRecord, record_of, remove_record
 from echelon.population.reference_policies import reference_policies_of, sort_reference_policies
 from echelon.runs.directory import RunFacts
 from echelon.training.run import TrainedRun
+from echelon.types import Floats
 
 _FORMAT = 2
 
@@ -108,6 +110,7 @@ class _Summary(TypedDict):
     ledger: dict[str, str]
     fees: bool
     executor: NotRequired[str]
+    limits: NotRequired[dict[str, float | bool | None]]
     deterministic: bool
     reads: Count
     evaluated: str
@@ -160,6 +163,7 @@ def evaluate(
     csv: bool = False,
     ensemble: bool = False,
     alert_callbacks: Sequence[AlertCallback] = (),
+    past: Mapping[Book, Floats] | None = None,
 ) -> Evaluation:
     """Backtest the run's agents and the baselines on a split, and save what came out.
 
@@ -168,8 +172,9 @@ def evaluate(
     trust: with trust.json (see evaluation.trust); csv: tables that people read as CSV too
     ensemble: with several seeds as one policy (see backtest.ensemble), which is what one trades
     alert_callbacks: called with what risk control did to the agents
+    past: book → earlier values that its drawdown budget goes on from (see backtest.budget)
     """
-    config = run.config
+    config, past = run.config, past or {}
     policies: dict[int, Policy] = {seed: run.policy(seed) for seed in run.seeds}
     with exclusive_lock(run.path / ".evaluate.lock", f"the evaluations of {run.path}"):
         look = Look.at(run, split)
@@ -178,16 +183,21 @@ def evaluate(
         agents: dict[int, Backtest] = {}
         records: dict[int, CommandRecord | None] = {}
         for seed, policy in policies.items():
-            agents[seed] = run_backtest(policy, world, span, config)
-            records[seed] = record_of(policy)  # before the policy is run at other costs
-            for alert in risk_alerts(policy, agents[seed].times):
+            agent = run_backtest(policy, world, span, config, past=past.get(Book(AGENT, seed)))
+            agents[seed] = agent
+            record = record_of(policy)  # before the policy is run at other costs
+            if record is not None and agent.budget is not None:
+                events = sorted([*record.events, *agent.budget.events], key=lambda e: e.time)
+                record = replace(record, events=tuple(events))
+            records[seed] = record
+            for alert in risk_alerts(policy, agent):
                 for callback in alert_callbacks:
                     callback(alert)
         forecaster = None
         if FORECAST in config.eval.baselines:
             data = str(run.prepared.manifest["content_hash"])
             forecaster = ensure_forecaster(config, world, run.path, data=data)
-        baselines = run_baselines(world, span, config, forecaster)
+        baselines = run_baselines(world, span, config, forecaster, past)
         yardstick = baselines.get(YARDSTICK)
         agents = {seed: backtest.against(yardstick) for seed, backtest in agents.items()}
         baselines = {name: backtest.against(yardstick) for name, backtest in baselines.items()}
@@ -203,12 +213,13 @@ def evaluate(
                 record.write(directory, f"seed-{seed}")
         books = {Book(AGENT, seed): tables_of(backtest) for seed, backtest in agents.items()}
         books |= {Book(name): tables_of(backtest) for name, backtest in baselines.items()}
-        tracks = _backtest_references(policies, world, span, config, books, yardstick)
+        tracks = _backtest_references(policies, world, span, config, books, yardstick, past)
         joined: Backtest | None = None
         trader, traded = next(iter(policies.values())), next(iter(agents.values()))
         if ensemble and len(policies) > 1:
             trader = EnsemblePolicy(list(policies.values()))
-            joined = traded = run_backtest(trader, world, span, config).against(yardstick)
+            joined = run_backtest(trader, world, span, config, past=past.get(Book(ENSEMBLE)))
+            joined = traded = joined.against(yardstick)
             books[Book(ENSEMBLE)] = tables_of(joined)
         save_tables(directory, books, csv=csv)
         first, last = (world.times[row] for row in (span.start, span.stop - 1))
@@ -227,6 +238,7 @@ def evaluate(
             "fees": config.eval.use_fee,
             "executor": config.market.executor,
             "deterministic": config.eval.deterministic,
+            **_limits(config, past),
             "reads": reads,
             "evaluated": datetime.now(UTC).isoformat(timespec="seconds"),
             "run": run.facts,
@@ -244,10 +256,14 @@ def evaluate(
         if joined is not None:
             summary["ensemble"] = finite_values(joined.measures)
         if trust:
-            trusted = assess_trust(look, policies, agents, baselines, tracks, joined)
+            trusted = assess_trust(look, policies, agents, baselines, tracks, joined, past)
             if joined is not None or len(policies) == 1:
                 usual = traded if yardstick is not None else None
-                trusted["capacity"] = capacity_sweep(trader, world, span, config, usual=usual)
+                book = Book(AGENT, next(iter(policies))) if joined is None else Book(ENSEMBLE)
+                before = past.get(book), past.get(Book(YARDSTICK))
+                trusted["capacity"] = capacity_sweep(
+                    trader, world, span, config, usual=usual, past=before
+                )
             write_json(directory / TRUST, trusted, sort_keys=True)
         else:
             (directory / TRUST).unlink(missing_ok=True)  # it would be of other agents
@@ -274,16 +290,28 @@ def _backtest_references(
     config: Config,
     books: dict[Book, Tables],
     yardstick: Backtest | None,
+    past: Mapping[Book, Floats],
 ) -> dict[int, dict[str, Track]]:
     """Backtest what the agents bring along, one at a time; tables and returns are kept."""
     tracks: dict[int, dict[str, Track]] = {}
     for seed, policy in policies.items():
         for name, reference in reference_policies_of(policy).items():
-            backtest = run_backtest(reference, world, span, config).against(yardstick)
-            books[Book(name, seed)] = tables_of(backtest)
+            book = Book(name, seed)
+            backtest = run_backtest(reference, world, span, config, past=past.get(book))
+            backtest = backtest.against(yardstick)
+            books[book] = tables_of(backtest)
             track = Track(backtest.measures, backtest.returns)
             tracks.setdefault(seed, {})[name] = track
     return tracks
+
+
+def _limits(config: Config, past: Mapping[Book, Floats]) -> dict[str, Any]:
+    """What the summary says of the limits of every real book; nothing where there are none."""
+    if not is_limited(config.risk):
+        return {}
+    risk = config.risk
+    limits = {"max_drawdown": risk.max_drawdown, "target_volatility": risk.target_volatility}
+    return {"limits": limits | {"carried": bool(past)}}
 
 
 def load_evaluation(run: Path, split: str) -> Evaluation:

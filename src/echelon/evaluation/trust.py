@@ -40,7 +40,7 @@ from typing_extensions import TypedDict
 
 from echelon.backtest.baselines import run_baselines
 from echelon.backtest.ensemble import ENSEMBLE
-from echelon.backtest.files import AGENT
+from echelon.backtest.files import AGENT, Book
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest, stack_returns
 from echelon.errors import StoreError
@@ -210,8 +210,12 @@ def assess_trust(
     baselines: Mapping[str, Backtest],
     reference_policies: Mapping[int, Mapping[str, Track]],
     ensemble: Backtest | None = None,
+    past: Mapping[Book, Floats] | None = None,
 ) -> dict[str, Any]:
-    """trust.json but for `capacity`, of backtests just made; `look` has their entry already."""
+    """trust.json but for `capacity`, of backtests just made; `look` has their entry already.
+
+    past: as of `evaluate`
+    """
     seed = look.run.config.seed
     returns = stack_returns(b.returns for b in agents.values())
     rates = {b.periods_per_year for b in agents.values()}
@@ -242,7 +246,7 @@ def assess_trust(
         "active_deflation": None if active is None else finite_values(active._asdict()),
         **_over_trials(look, rivals, others.get(YARDSTICK)),
         **reference_differences(returns, reference_policies, seed),
-        "costs": _cost_sweep(look, policies, agents, baselines),
+        "costs": _cost_sweep(look, policies, agents, baselines, past or {}),
         "claim": {
             "made": said == "better",
             "deflated": _probability(chosen),
@@ -522,6 +526,7 @@ def _cost_sweep(
     policies: Mapping[int, Policy],
     agents: Mapping[int, Backtest],
     baselines: Mapping[str, Backtest],
+    past: Mapping[Book, Floats],
 ) -> list[dict[str, Any]]:
     """At each cost: the agents' and the yardstick's measures; decisions are made again."""
     config = look.run.config
@@ -534,8 +539,12 @@ def _cost_sweep(
         else:
             world = look.world(factor)
             span = world.span(look.split)
-            mine = {s: run_backtest(p, world, span, config) for s, p in policies.items()}
-            theirs = run_baselines(world, span, config.model_copy(update={"eval": only}))[YARDSTICK]
+            mine = {
+                s: run_backtest(p, world, span, config, past=past.get(Book(AGENT, s)))
+                for s, p in policies.items()
+            }
+            yardstick = config.model_copy(update={"eval": only})
+            theirs = run_baselines(world, span, yardstick, past=past)[YARDSTICK]
         line: dict[str, Any] = {"factor": factor}
         for name in ("sharpe_annual", "total_return"):
             line[name] = _interval(mine, name)

@@ -18,8 +18,9 @@ ones included; who is in the universe on a day (`member`) is what was known on t
 Stitched is what somebody got who trained a new agent before every test window and traded it
 through that window: the test returns of the folds, one after the other, of everybody. Every fold
 begins with cash and a new book, and first decides on the first bar of its window, so that one
-return per fold is not in the series. Costs are the sum over the folds, and their share is that sum
-over the money of one.
+return per fold is not in the series. Under a drawdown budget or a target volatility a book's peak
+and past are carried from fold to fold (`past`), so that the stitched path keeps the budget. Costs
+are the sum over the folds, and their share is that sum over the money of one.
 
 Beside all of it stands every calendar year of the stitched series by itself, and what is left of it
 from the first day of each year: no span is picked, so none can be picked for its result.
@@ -41,6 +42,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import polars as pl
 
+from echelon.backtest.budget import is_limited
 from echelon.backtest.ensemble import ENSEMBLE
 from echelon.backtest.files import AGENT, Book
 from echelon.config import Config
@@ -49,7 +51,7 @@ from echelon.data.datasets import ensure_dataset
 from echelon.data.store import Store
 from echelon.evaluation.batch import BatchMember, Course, RunBatch, evaluations_of, write_table
 from echelon.evaluation.capacity import mean_capacity
-from echelon.evaluation.evaluate import Evaluation
+from echelon.evaluation.evaluate import Evaluation, load_evaluation
 from echelon.evaluation.folds import Fold, plan_folds
 from echelon.evaluation.statistics import (
     active_ratio,
@@ -74,7 +76,7 @@ from echelon.evaluation.trust import (
 from echelon.files import finite_values
 from echelon.ops.measures import LABELS, Costs, mean_std, measure, sharpe_annual
 from echelon.training.run import TrainedRun
-from echelon.types import Floats, Times
+from echelon.types import Bools, Floats, Times
 
 STITCHED = "stitched"
 _T = TypeVar("_T")
@@ -122,6 +124,22 @@ class WalkForward(RunBatch):
         for fold in self.folds:
             config = self.base.model_copy(update={"split": fold.split, "assets": fold.assets})
             yield BatchMember(fold.name, config, {"fold": fold.name})
+
+    @property
+    def follows(self) -> bool:
+        """Under a drawdown budget or a target volatility, books go on from one fold to the next."""
+        return is_limited(self.base.risk)
+
+    def past(self, k: int) -> Mapping[Book, Floats]:
+        """Values of each book, and of it without limits, in the folds before fold k: [H,2]."""
+        if not self.follows or k == 0:
+            return {}
+        folds = [load_evaluation(self.run(j), self.split) for j in range(k)]
+        last = folds[-1]
+        books = [Book(AGENT, seed) for seed in last.seeds] + [Book(name) for name in last.baselines]
+        books += [Book(n, seed) for seed, own in last.reference_policies.items() for n in own]
+        books += [] if last.ensemble is None else [Book(ENSEMBLE)]
+        return {book: _chain([fold.tables(*book).equity for fold in folds]) for book in books}
 
     def summarise(self, course: Course) -> WalkForwardResult:
         evaluations = evaluations_of(self, course)
@@ -316,6 +334,15 @@ class Stitched:
         return tree
 
 
+def _chain(tables: Sequence[pl.DataFrame]) -> Floats:
+    """[H,2] value and unscaled value of a book's folds, each going on where the last one ended."""
+    chained = np.ones((1, 2))
+    for table in tables:
+        marks = table.select("value", "unscaled").to_numpy()
+        chained = np.concatenate([chained, marks[1:] / marks[0] * chained[-1]])
+    return chained
+
+
 def _days(times: Times) -> tuple[str, str]:
     first, last = (str(times[k].astype("datetime64[D]")) for k in (0, -1))
     return first, last
@@ -341,7 +368,7 @@ def stitch(evaluations: Mapping[str, Evaluation]) -> Stitched:
     rate = float(every[0].facts["periods_per_year"])
 
     def join(policy: str, seed: int | None = None) -> _Series:
-        return _join([e.tables(policy, seed).equity for e in every], lengths)
+        return _join([e.tables(policy, seed).equity for e in every], windows)
 
     agents = {seed: join(AGENT, seed) for seed in seeds}
     others = {name: join(name) for name in baselines}
@@ -385,13 +412,18 @@ def _spans(times: Times) -> dict[str, slice]:
 
 
 class _Series(NamedTuple):
-    """A book's folds as one series. returns, traded, exposure[T], costs[T,3]; cash: at first"""
+    """A book's folds as one series. returns, traded, exposure[T], costs[T,3]; cash: at first
 
+    times[T]: when each return ended; jumped[T]: its drawdown budget was jumped, None: it has none
+    """
+
+    times: Times
     returns: Floats
     traded: Floats
     exposure: Floats
     costs: Floats
     cash: float
+    jumped: Bools | None
 
     def measures(self, rows: slice, rate: float, yardstick: _Series | None) -> dict[str, float]:
         """Of some rows. rate: periods a year"""
@@ -402,27 +434,32 @@ class _Series(NamedTuple):
             exposure=self.exposure[rows],
             costs=Costs(*self.costs[rows].sum(axis=0).tolist()),
             initial_value=self.cash,
+            times=self.times[rows],
+            jumped=None if self.jumped is None else self.jumped[rows],
             yardstick=None if yardstick is None else yardstick.returns[rows],
         )
 
 
-def _join(tables: Sequence[pl.DataFrame], lengths: Sequence[int]) -> _Series:
-    """One series of a book's folds, of these lengths."""
+def _join(tables: Sequence[pl.DataFrame], windows: Sequence[Times]) -> _Series:
+    """One series of a book's folds, at the times[T] of each."""
 
     def join(parts: Iterable[pl.Series]) -> Floats:
         arrays = [part.to_numpy().astype(np.float64) for part in parts]
-        padded = [np.pad(a, (0, n - len(a))) for a, n in zip(arrays, lengths, strict=True)]
+        padded = [np.pad(a, (0, len(w) - len(a))) for a, w in zip(arrays, windows, strict=True)]
         return np.concatenate(padded)  # nothing, after a ruin
 
     costs = [
         join(table[part][1:] for table in tables) for part in ("commission", "stamp", "slippage")
     ]
+    limited = "budget_jumped" in tables[0].columns
     return _Series(
+        np.concatenate(windows),
         join(table["return"][1:] for table in tables),
         join(table["traded"][1:] for table in tables),
         join(1.0 - table["cash_share"][:-1].cast(pl.Float64) for table in tables),
         np.column_stack(costs),
         float(tables[0]["value"][0]),
+        join(table["budget_jumped"][1:] for table in tables) > 0.0 if limited else None,
     )
 
 

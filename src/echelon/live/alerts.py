@@ -20,6 +20,7 @@ from echelon.files import read_json, write_json
 from echelon.live.engine import LiveEngine
 from echelon.monitoring.alerts import Alert, AlertCallback, Alerter
 from echelon.monitoring.metrics import Metrics
+from echelon.risk.budget import CUT_CAP, RESTORED_CAP
 from echelon.risk.events import SEVERITY, RiskKind
 
 _GROUPS = {"refused": "reason", "stopped": "code"}
@@ -38,6 +39,7 @@ class AlertReader:
         self._time = ""
         self._peak, self._warned = 0.0, False
         self._charge: Mapping[str, Any] | None = None
+        self._cut = False  # the limits of the real book left less than half of the wish
         self._symbols: dict[str, str] = {}  # of orders that are not final
 
     def resume(self, engine: LiveEngine) -> None:
@@ -45,6 +47,7 @@ class AlertReader:
         self._time, self._charge, self._peak = state.time, state.in_charge, state.risk.peak
         self._warned = self._measure_drawdown(state.risk.equity) > (self._limit or 1.0)
         self._symbols = {name: order["symbol"] for name, order in state.orders.items()}
+        self._cut = (engine.decider.decision or {}).get("exposure_cap", 1.0) < CUT_CAP
 
     def read(self, entries: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Alert]:
         """Alerts of entries (kind, body), those of a kind and reason together."""
@@ -92,6 +95,13 @@ class AlertReader:
                 yield self._alert("drawdown", "warning", drawdown=fall, limit=self._limit)
             # Again only after half of it was made good.
             self._warned = fall > self._limit * (0.5 if self._warned else 1.0)
+        cap = body.get("exposure_cap", 1.0)
+        if cap < CUT_CAP and not self._cut:
+            severity = SEVERITY[RiskKind.EXPOSURE_CUT]
+            yield self._alert(RiskKind.EXPOSURE_CUT, severity, "portfolio", cap=cap)
+        elif cap >= RESTORED_CAP and self._cut:
+            yield self._alert(RiskKind.EXPOSURE_RESTORED, "info", "portfolio", cap=cap)
+        self._cut = cap < (RESTORED_CAP if self._cut else CUT_CAP)
         before = self._charge or {"masked": (), "halted": False, "position_scale": 1.0}
         self._charge = now
         if now is None:

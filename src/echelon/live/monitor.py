@@ -22,7 +22,6 @@ from echelon.live.gate import REFUSED
 from echelon.live.limits import STOPPED, Mode
 from echelon.monitoring.metrics import Metrics
 from echelon.ops.diversity import entropy, mapd
-from echelon.population.policy import HierarchyPolicy
 from echelon.population.record import CASH
 from echelon.risk.cvar import tail_of, tail_points
 from echelon.types import Floats
@@ -58,13 +57,13 @@ class Monitor:
     def __init__(self, metrics: Metrics, engine: LiveEngine, feed: str) -> None:
         """feed: as `--feed` names it"""
         self._metrics, self._engine = metrics, engine
-        journal, bundle, policy = engine.journal, engine.decider.bundle, engine.decider.policy
+        journal, bundle = engine.journal, engine.decider.bundle
         info = bundle.id, bundle.manifest["policy"], engine.broker.name, feed.partition(":")[0]
         metrics.set("live_info", 1.0, *info)
         for name, labels in _SERIES.items():
             for label in labels:
                 metrics.add(name, label, by=0.0)
-        self._hierarchy = policy if isinstance(policy, HierarchyPolicy) else None
+        self._hierarchy = engine.decider.hierarchy
         self._targets = self._own_targets()
         bars = journal.last("bars")
         self._bars = None if bars is None else (bars.body["time"], bars.body["received"])

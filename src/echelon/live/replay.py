@@ -21,7 +21,6 @@ from echelon.live.brokers import account_of
 from echelon.live.engine import LiveState, holdable
 from echelon.live.guards import Guards
 from echelon.live.journal import Journal, decode_bars
-from echelon.population.policy import HierarchyPolicy
 from echelon.serving.bundle import Bundle
 from echelon.serving.decision import Decision
 from echelon.serving.engine import DecisionEngine
@@ -101,8 +100,8 @@ def replay_journal(bundle: Bundle, journal: Journal) -> JournalReplay:
     backtest, compared = None, 0
     # The policy of an engine knows what the router saw before the journal's first bar.
     policy, span = rows.policy, range(first, first + len(decisions))
-    if isinstance(policy, HierarchyPolicy):
-        policy.keep_record = True
+    if (hierarchy := rows.hierarchy) is not None:
+        hierarchy.keep_record = True
     if len(decisions) > 1:
         backtest = run_backtest(policy, rows.world, span, bundle.config)
     if backtest is not None and journal.about()["broker"] == "paper":

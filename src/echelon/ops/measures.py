@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from echelon.files import package_yaml
-from echelon.types import Floats
+from echelon.types import Bools, Floats, Times
 
 CVAR_LEVEL = 0.95
 
@@ -106,6 +106,16 @@ def max_drawdown(returns: Floats) -> float:
     return float(drawdown_series(returns).max())
 
 
+def max_drawdown_year(returns: Floats, times: Times | None) -> float:
+    """The deepest drawdown within one calendar year, each year from a peak of its own."""
+    r = _series(returns)
+    if times is None:
+        return max_drawdown(r)
+    years = times.astype("datetime64[Y]")
+    edges = np.flatnonzero(years[1:] != years[:-1]) + 1
+    return max(max_drawdown(part) for part in np.split(r, edges))
+
+
 def calmar(returns: Floats, periods_per_year: float) -> float:
     """Annual return / maximum drawdown; inf for a gain without any drawdown."""
     return _ratio(annual_return(returns, periods_per_year), max_drawdown(returns))
@@ -161,6 +171,8 @@ def measure(
     exposure: Floats,
     costs: Costs,
     initial_value: float,
+    times: Times | None = None,
+    jumped: Bools | None = None,
     yardstick: Floats | None = None,
 ) -> dict[str, float]:
     """Every measure of returns[T]; `LABELS` says how each prints.
@@ -168,6 +180,8 @@ def measure(
     turnover[T]: two-way traded value as a share of the book, see `turnover_annual`
     exposure[T]: invested share of the book
     initial_value: what the book began with, in the money of `costs`
+    times[T]: when each return ended; None: all in one year
+    jumped[T]: the drawdown went beyond the budget; None: there is no budget
     yardstick[T]: returns that the information ratio is over; None: it is NaN
     """
     cost = costs.commission + costs.stamp + costs.slippage
@@ -184,6 +198,8 @@ def measure(
         "sortino_annual": sortino_annual(returns, periods_per_year),
         "calmar": calmar(returns, periods_per_year),
         "max_drawdown": max_drawdown(returns),
+        "max_drawdown_year": max_drawdown_year(returns, times),
+        "budget_jumps": math.nan if jumped is None else float(jumped.sum()),
         "cvar95": cvar(returns),
         "turnover_annual": turnover_annual(turnover, periods_per_year),
         "hit_rate": hit_rate(returns),

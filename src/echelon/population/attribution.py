@@ -6,7 +6,8 @@ In log returns, bar by bar, so that the parts add up to the whole exactly. Of a 
     gross   log(V' / V + c), c being what was paid for trading, as a share of V: as if trading
             had been free at that bar
     e_k     the same gross return of expert k's own book; 0 of cash
-    chosen  e of whoever was in charge
+    chosen  e of whoever was in charge; of blended experts log Σ share · exp(e), what own books in
+            these proportions would make together
     mean    of e_k over the K experts, cash not among them
     market  log return of the benchmark: equal weight of the assets, or the index given
 
@@ -95,8 +96,9 @@ class HitRate(NamedTuple):
 class ExpertAccount(NamedTuple):
     """One of those whom the router can choose.
 
-    share: of the bars at which it was in charge; chosen: decisions for it
-    in_charge: log return of the real book, after costs, over those bars
+    share: of the bars at which it was in charge; chosen: decisions for it. Of blended experts: mean
+        part of what was held; decisions that gave it the largest
+    in_charge: log return of the real book, after costs, over those bars, or in these parts
     own, own_gross: log return of its own book over the whole run, after and before costs
     hit_rate: share of the decisions for it that were right; NaN where there is none to judge
     """
@@ -175,7 +177,10 @@ def part_series(record: CommandRecord, book: RealBook, market: Floats) -> PartSe
     own = gross_returns(record)
     mean = own.mean(axis=1)
     with_cash = np.concatenate([own, np.zeros((bars, 1))], axis=1)
-    chosen = with_cash[np.arange(bars), record.in_charge]
+    if record.shares is None:
+        chosen = with_cash[np.arange(bars), record.in_charge]
+    else:
+        chosen = np.log((record.shares * np.exp(with_cash)).sum(axis=1))
     base = np.log1p(market)
     shares = paid / np.maximum(paid.sum(axis=0), np.finfo(np.float64).tiny)
     costs = dict(zip(COST_PARTS, (net - gross) * shares, strict=True))
@@ -215,18 +220,18 @@ def _accounts(record: CommandRecord, series: PartSeries, horizon: int) -> tuple[
     choices, rights, _ = _judge_decisions(record, horizon)
     net = np.log(record.own_values[-1] / record.own_values[0])
     gross = gross_returns(record).sum(axis=0)
-    total = series.total
+    total, held = series.total, record.held_shares
     accounts = []
     for k, name in enumerate(record.choices):
-        mine = record.in_charge == k
+        mine = held[:, k]
         right = rights[choices == k]
         is_expert = k < len(record.experts)
         accounts.append(
             ExpertAccount(
                 name=name,
                 share=float(mine.mean()) if len(mine) else 0.0,
-                chosen=int((mine & record.decided).sum()),
-                in_charge=float(total[mine].sum()),
+                chosen=int(((record.in_charge == k) & record.decided).sum()),
+                in_charge=float((total * mine).sum()),
                 own=float(net[k]) if is_expert else 0.0,
                 own_gross=float(gross[k]) if is_expert else 0.0,
                 hit_rate=float(right.mean()) if len(right) else math.nan,

@@ -37,7 +37,14 @@ from echelon.envs.books import RUIN, Books
 from echelon.envs.world import World
 from echelon.errors import ConfigError, DataError, StoreError
 from echelon.market import Rows
-from echelon.population.router_task import ExpertView, Trail, market_view
+from echelon.population.reference_policies import HedgeRouter
+from echelon.population.router_task import (
+    ExpertView,
+    Trail,
+    macro_view,
+    market_view,
+    refuse_macro,
+)
 from echelon.risk.cvar import CvarGuard, CvarVerdict
 from echelon.risk.drawdown import DrawdownGuard, DrawdownVerdict
 from echelon.risk.portfolio import limit_positions
@@ -197,12 +204,15 @@ class Verdicts(NamedTuple):
 class ExpertStanding:
     """How K experts stand in E places, by the values of their own books."""
 
-    def __init__(self, n_places: int, n_experts: int, config: Config) -> None:
+    def __init__(
+        self, n_places: int, n_experts: int, config: Config, bars_per_day: int = 1
+    ) -> None:
         self.shape = (n_places, n_experts)
         self._enabled = config.risk.enabled
         self._trail = Trail(n_places, n_experts, config.meta_router.horizons)
         self._limit = config.risk.drawdown_limit
-        self.drawdown = DrawdownGuard(n_places, n_experts + 1, n_experts, config.risk)
+        self._prior = HedgeRouter() if config.meta_router.prior != "none" else None
+        self.drawdown = DrawdownGuard(n_places, n_experts + 1, n_experts, config.risk, bars_per_day)
         self.cvar = CvarGuard(self.shape, config.risk)
         self._value: Floats = np.ones(self.shape)
         self._first: Floats = np.ones(self.shape)
@@ -222,6 +232,8 @@ class ExpertStanding:
         self.returns = np.where(begins, 0.0, value / worth - 1.0)
         self._value = value.copy()
         self._trail.push(value / self._first, fresh)
+        if self._prior is not None:
+            self._prior.follow(self.returns, fresh)
         if fresh.any():
             self.drawdown.restart(fresh)
         cash = np.ones((len(value), 1))
@@ -236,6 +248,8 @@ class ExpertStanding:
         parts = with_prefix("trail.", self._trail.state())
         parts |= with_prefix("drawdown.", self.drawdown.flat_state())
         parts |= with_prefix("cvar.", self.cvar.flat_state())
+        if self._prior is not None:
+            parts |= with_prefix("prior.", self._prior.memory())
         return parts | copy_state(self._marks())
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -243,6 +257,8 @@ class ExpertStanding:
         self._trail.restore(below_prefix("trail.", state))
         self.drawdown.restore_flat(below_prefix("drawdown.", state))
         self.cvar.restore_flat(below_prefix("cvar.", state))
+        if self._prior is not None:
+            self._prior.recall(below_prefix("prior.", state))
         self._value, self._first, self._lost, self.returns = marks.values()
 
     def _marks(self) -> State:
@@ -269,8 +285,12 @@ class ExpertStanding:
         """What the router sees of the experts."""
         relative, level = self._trail.returns()
         lost = np.nan_to_num(self._lost, nan=1.0) / self._limit
+        trust = np.zeros((len(lost), 0)) if self._prior is None else np.log(self._prior.trust)
         return ExpertView(
-            relative, level, lost.astype(np.float32), self.allowed, self.scale.astype(np.float32)
+            relative,
+            level,
+            *(lost.astype(np.float32), self.allowed, self.scale.astype(np.float32)),
+            trust.astype(np.float32),
         )
 
 
@@ -292,7 +312,7 @@ def survey(
     """Let the experts trade their own books over the rows of `spans`.
 
     Every piece of a span begins `warm_bars` before its first row, where there are so many.
-    market: the world's `market_view`, where it is known already
+    market: the world's `market_view` and `macro_view`, where they are known already
     """
     spans = tuple(spans)
     if not spans or min(len(span) for span in spans) < 2:
@@ -301,13 +321,17 @@ def survey(
             "2 rows, one to decide at and one to be marked at. Lengthen the router's window "
             "(meta_router.window_share)."
         )
-    first = world.first_rows(np.arange(len(world.times)))
+    every = np.arange(len(world.times))
+    first = world.first_rows(every)
     plan = _Pieces.from_spans(spans, first, warm_bars(config))
     whole = range(int(plan.begin.min()), int(plan.stop.max()))
     start_experts(experts, world, whole)
     books = ExpertBooks(experts, world, config, len(plan.begin), whole)
     if market is None:
-        market = market_view(world, first, config.meta_router.horizons)
+        meta = config.meta_router
+        refuse_macro(world, meta.macro)
+        parts = market_view(world, first, meta.horizons), macro_view(world, every, meta.macro)
+        market = np.concatenate(parts, axis=1)
     return Survey(spans, _walk(books, plan, config), market)
 
 
@@ -341,8 +365,9 @@ def _walk(books: ExpertBooks, plan: _Pieces, config: Config) -> ExpertView:
         np.zeros((n_rows, n_experts), dtype=np.float32),
         np.ones((n_rows, n_experts), dtype=np.bool_),
         np.ones((n_rows, n_experts), dtype=np.float32),
+        np.zeros((n_rows, n_experts * (config.meta_router.prior != "none")), dtype=np.float32),
     )
-    standing = ExpertStanding(n_places, n_experts, config)
+    standing = ExpertStanding(n_places, n_experts, config, books.world.bars_per_day)
     nobody = np.full(n_places, -1, dtype=np.int64)
     done, fresh = np.zeros(n_places, dtype=np.bool_), np.ones(n_places, dtype=np.bool_)
     books.begin(plan.begin, fresh)
@@ -365,9 +390,9 @@ def _walk(books: ExpertBooks, plan: _Pieces, config: Config) -> ExpertView:
 def warm_bars(config: Config) -> int:
     """Bars that own books are traded before they are looked at.
 
-    As many as the router sees and the guards remember, and one more: the first bar, in which a book
-    comes out of cash, is like no other. Without them the guard of the tail, which wants
-    `risk.cvar_window` returns, could say nothing in a test window of a year.
+    As many as the router sees and, on daily bars, the guards remember, and one more: the first bar,
+    in which a book comes out of cash, is like no other. Without them the guard of the tail, which
+    wants `risk.cvar_window` returns, could say nothing in a test window of a year.
     """
     risk = config.risk
     tail = risk.cvar_window if risk.enabled else 0

@@ -33,9 +33,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from echelon.agents.expert_core import WeightPolicy
 from echelon.agents.learner import Learner, TrainingSetup
 from echelon.agents.replay import RingMark
+from echelon.backtest.policy import Policy
 from echelon.cluster import freeze
 from echelon.config import Config
 from echelon.envs.world import World
@@ -60,6 +60,7 @@ from echelon.population.record import (
 )
 from echelon.population.recovery import Members
 from echelon.population.router import Router, probabilities_along
+from echelon.population.rule_expert import ForecastExpert, load_rules, rule_experts
 from echelon.population.settings import refuse_hierarchy
 from echelon.population.shared_replay import SharedReplay
 from echelon.rng import stream
@@ -121,7 +122,8 @@ class HierarchyLearner(Learner):
         self.bonus = SkillBonus(
             n_experts, train.n_assets, config.experts.skill_dim, config.experts.mi_estimator, seed
         )
-        self.router = Router(config, n_experts, seed)
+        self.rules = rule_experts(config, self.parts.experts)
+        self.router = Router(config, config.experts.count, seed)
         self._best = list(range(0, n_members, self.evolution.plan.per_niche))
         """Member that stands for each expert."""
         rng, world = stream(seed, "probes"), self.parts.experts
@@ -129,6 +131,8 @@ class HierarchyLearner(Learner):
         rows = measurement.probe_states(world.spans("train"), n_probes, rng)
         self._probes = rows, measurement.probe_books(world, rows, rng)
         self._diversity = measurement.Diversity(math.nan, math.nan)
+        self._alike = math.nan
+        """MAPD of the experts that learn."""
         self._fitness = np.full(n_members, math.nan)
         self._reseeded = 0
         """Round in which an expert was last re-seeded for being alike."""
@@ -158,9 +162,10 @@ class HierarchyLearner(Learner):
             expert_policy(config, below_prefix(f"expert.{k}.", weights), base, seed, k)
             for k in range(n_experts)
         ]
-        router = Router(config, n_experts, seed)
+        router = Router(config, config.experts.count, seed)
         router.load(below_prefix("router.", weights))
-        return HierarchyPolicy(experts, router, config, seed, name)
+        rules = load_rules(config, below_prefix("forecast.", weights), n_features)
+        return HierarchyPolicy([*experts, *rules], router, config, seed, name)
 
     @classmethod
     def pretraining_world(cls, config: Config, train: World) -> World:
@@ -282,7 +287,7 @@ class HierarchyLearner(Learner):
             spans, market = world.spans("train"), self._experts_market
             surveyed = survey(self._experts(), world, spans, self.config, market)
             self._experts_market = surveyed.market
-            probabilities = probabilities_along(self.router, surveyed)
+            probabilities = probabilities_along(self.router, surveyed)[:, : len(returns)]
             return measurement.routed_weights(probabilities, experts.responsibility_floor), gate
         return measurement.row_weights(returns, world, experts), gate
 
@@ -331,7 +336,7 @@ class HierarchyLearner(Learner):
         self._evolve_router()
         values = self.evolution.hyperparameters()  # that fitness was measured under
         waits = self.round - self._reseeded < config.trainer.diversity_patience
-        decisions = self.evolution.step(self._fitness, math.nan if waits else self._diversity.mapd)
+        decisions = self.evolution.step(self._fitness, math.nan if waits else self._alike)
         if any(decision.kind == "reseed" for decision in decisions):
             self._reseeded = self.round
         self.members.carry_out(decisions)
@@ -377,9 +382,17 @@ class HierarchyLearner(Learner):
     def _watch(self) -> Metrics:
         """How different the experts are, on the probe states."""
         answers = self.members.ask(Member.portfolios, self._best, *self._probes)
-        held = self._probes[1]
-        weights = np.stack([measurement.fill_targets(answers[m], held) for m in self._best])
+        rows, held = self._probes
+        wanted = [answers[m] for m in self._best]
+        for rule in self.rules:
+            rule.start(self.parts.experts, range(int(rows[0]), int(rows[-1]) + 1))
+            wanted.append(rule.decide(rows, held))
+        weights = np.stack([measurement.fill_targets(targets, held) for targets in wanted])
         self._diversity = measurement.measure_diversity(weights)
+        # Re-seeding can only change those that learn.
+        learned = weights[: len(self._best)]
+        alike = measurement.measure_diversity(learned) if self.rules else self._diversity
+        self._alike = alike.mapd
         return {f"population/{name}": v for name, v in self._diversity._asdict().items()}
 
     def _event(self, kind: str, who: str, code: str, values: Mapping[str, float | str]) -> None:
@@ -404,13 +417,14 @@ class HierarchyLearner(Learner):
             self._acting_weights = self.members.ask(Member.acting, self._best)
         return self._acting_weights
 
-    def _experts(self) -> list[WeightPolicy]:
-        """Policies of the members that stand for the experts, as they are now."""
+    def _experts(self) -> list[Policy]:
+        """Policies of the members that stand for the experts, as they are now, and the rules."""
         answers = self._acting()
-        return [
+        learned = [
             expert_policy(self.config, answers[m], self.base, self.seed, k, self._tables)
             for k, m in enumerate(self._best)
         ]
+        return [*learned, *self.rules]
 
     def policy(self) -> HierarchyPolicy:
         if self._policy is None:
@@ -421,6 +435,9 @@ class HierarchyLearner(Learner):
         tensors = with_prefix("encoder.", self.base.state_dict())
         for k, m in enumerate(self._best):
             tensors |= with_prefix(f"expert.{k}.", self._acting()[m])
+        for rule in self.rules:
+            if isinstance(rule, ForecastExpert):
+                tensors |= with_prefix("forecast.", rule.weights())
         return tensors | with_prefix("router.", self.router.weights())
 
     def _write_history(self) -> None:

@@ -156,11 +156,11 @@ def row_weights(returns: Floats, world: World, experts: ExpertsConfig) -> Floats
 
 
 def routed_weights(probabilities: Floats, floor: float) -> Floats32:
-    """[K,T] weight of each row in each expert's loss, by the router's probabilities[T,K+1].
+    """[K,T] weight of each row in each expert's loss, by the router's probabilities[T,K] of them.
 
-    The last is of cash, which nobody learns from; NaN: a row of nobody's; floor: shared by all
+    Without cash and rules, from which nobody learns; NaN: a row of nobody's; floor: shared by all
     """
-    experts = np.nan_to_num(probabilities[:, :-1])
+    experts = np.nan_to_num(probabilities)
     total = experts.sum(axis=1, keepdims=True)
     n_experts = experts.shape[1]
     shares = np.full_like(experts, 1.0 / n_experts)

@@ -68,7 +68,7 @@ class MetaEnv(PlacesVecEnv):
         self._usage = router_task.even_usage(meta.n_envs, n_choices)
         self._in_charge: Ints = np.full(meta.n_envs, len(experts), dtype=np.int64)
         self._places = [_Place(self, e) for e in range(meta.n_envs)]
-        seen = router_task.observation_space(len(experts), meta.horizons)
+        seen = router_task.observation_space(len(experts), meta)
         super().__init__(meta.n_envs, seen, spaces.Discrete(n_choices))
         self.renew(phase)
 

@@ -8,7 +8,10 @@ At the close of each bar, for all books at once:
 3. The router is asked where `meta_router.every_bars` bars have gone by since its last decision,
    at once where the expert in charge is masked, and where a halt has ended.
 4. The expert in charge says what it would do with the real book. That is sent: within its position
-   limit, cash if halted, and only so far as `TurnoverLimit` allows.
+   limit, cash if halted, and only so far as `TurnoverLimit` allows. With `meta_router.command:
+   blend` all experts say it, each within its limit, and their mix is sent, in the proportions of
+   the router's probabilities at its last decision; those masked since have no part in it. Whoever
+   has the largest is called in charge.
 5. Then, in a second phase that no order waits for: every expert says what it wants in its own book
    and, for the record, what it would do with the real one.
 
@@ -36,6 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.backtest.policy import Policy, StatefulPolicy, lookback_of
+from echelon.backtest.run import Backtest
 from echelon.config import Config
 from echelon.envs.act import ActionKind, Holdings, cap_weights, free
 from echelon.envs.world import World
@@ -61,10 +65,11 @@ from echelon.population.reference_policies import (
     expert_key,
 )
 from echelon.population.router_task import MarketView
+from echelon.population.rule_expert import Rule
 from echelon.risk.events import RiskEvent, RiskLog, alert_of
 from echelon.risk.portfolio import MONTH, PortfolioHalt, TurnoverLimit
 from echelon.states import State, below_prefix, copy_state, match_state, with_prefix
-from echelon.types import Bools, Floats, Floats32, Ints, Times
+from echelon.types import Bools, Floats, Floats32, Ints
 
 _ALL = 2.0  # turnover of an exchange of everything
 _LAST_EVENTS = 1_000  # events of risk control that are kept where there is no record
@@ -128,7 +133,11 @@ class HierarchyPolicy:
         hedge = HierarchyPolicy(
             self.experts, HedgeRouter(), self.config, self.seed, f"{self.name}, hedge"
         )
-        return {HEDGE: hedge} | {expert_key(k): expert for k, expert in enumerate(self.experts)}
+        singles = {
+            expert_key(k, expert.name if isinstance(expert, Rule) else ""): expert
+            for k, expert in enumerate(self.experts)
+        }
+        return {HEDGE: hedge} | singles
 
     @property
     def lookback(self) -> int:
@@ -140,7 +149,8 @@ class HierarchyPolicy:
         first = int(world.first_rows(np.array([span.start]))[0])
         if world is not self._world or self._restored:  # what came before is not in its view
             self._world, self._restored = world, False
-            self._market = MarketView(world, first, self.config.meta_router.horizons)
+            meta = self.config.meta_router
+            self._market = MarketView(world, first, meta.horizons, meta.macro)
             self._market.catch_up()
         begin = max(span.start - self._warm, first)
         self._span = range(min(begin, span.start), span.stop)
@@ -268,13 +278,17 @@ class _Run:
         self._names = (*policy.expert_names, CASH)
         self._cash = n_experts
         self._books = ExpertBooks(policy.experts, world, config, n_books, span)
-        self._standing = ExpertStanding(n_books, n_experts, config)
+        self._standing = ExpertStanding(n_books, n_experts, config, world.bars_per_day)
         self._halt = PortfolioHalt(n_books, risk.halt_drawdown, risk.halt_bars)
         self._turnover: TurnoverLimit | None = None
-        # Nothing can be exchanged more than once a bar: wider limits need not be kept.
+        # Limits that exchange everything at every daily bar are none and need not be kept.
         if risk.turnover_per_bar < _ALL or risk.turnover_per_month < _ALL * MONTH:
-            self._turnover = TurnoverLimit(n_books, risk.turnover_per_bar, risk.turnover_per_month)
+            limits = risk.turnover_per_bar, risk.turnover_per_month
+            self._turnover = TurnoverLimit(n_books, *limits, MONTH * world.bars_per_day)
         self._usage = router_task.even_usage(n_books, n_experts + 1)
+        self._blends = config.meta_router.command == "blend"
+        self._shares = router_task.one_hot(np.full(n_books, n_experts), n_experts + 1)
+        """[E,K+1] of the last decision, where targets are blended."""
         self.in_charge: Ints = np.full(n_books, n_experts, dtype=np.int64)
         self._age: Ints = np.full(n_books, config.meta_router.every_bars, dtype=np.int64)
         self._forced = np.zeros(n_books, dtype=np.bool_)
@@ -335,25 +349,49 @@ class _Run:
         ask = (due | self._forced | resumed) & ~halted
         allowed = router_task.with_cash(self._standing.allowed)
         if ask.any():
-            obs = router_task.make_observation(
-                self._standing.view(), self._usage, self.in_charge, self._market.at(self.row)
-            )
-            chosen = self._policy.router.choose(obs, allowed)
-            self.in_charge = np.where(ask, chosen, self.in_charge)
-            self._usage = router_task.update_usage(self._usage, self.in_charge, ask)
-            self._asked = obs, allowed
+            self._ask_router(ask, allowed)
         self.in_charge = np.where(halted, self._cash, self.in_charge)
         places = np.arange(len(self.row))
         assert allowed[places, self.in_charge].all(), "a masked expert is in charge"
         self._age = np.where(ask, 1, self._age + 1)
         self._forced = np.zeros_like(self._forced)
+        share = self._parts(allowed, halted)
         wanted = {
             k: np.asarray(self._policy.experts[k].decide(self.row, held))
-            for k in np.unique(self.in_charge).tolist()
-            if k < self._cash
+            for k in np.flatnonzero(share[:, :-1].any(axis=0)).tolist()
         }
-        self._later = _Later(held, wanted, ask, allowed)
-        return self._limit_target(wanted, held, halted)
+        self._later = _Later(held, wanted, ask, allowed, share)
+        return self._limit_target(wanted, share, held, halted)
+
+    def _ask_router(self, ask: Bools, allowed: Bools) -> None:
+        """Who is in charge of the books ask[E] from now on, or how much of each expert is held."""
+        now = self._shares if self._blends else self.in_charge
+        sight, market = self._standing.view(), self._market.at(self.row)
+        obs = router_task.make_observation(sight, self._usage, now, market)
+        router = self._policy.router
+        if self._blends:
+            if not isinstance(router, RouterOdds):
+                raise UsageError(
+                    f"meta_router.command = blend: {type(router).__name__} does not say how "
+                    "probable its choices are. Give it probabilities(), or select."
+                )
+            said = router.probabilities(obs, allowed)
+            self._shares = np.where(ask[:, None], said, self._shares)
+            self.in_charge = np.where(ask, said.argmax(axis=1), self.in_charge)
+            self._usage = router_task.update_usage(self._usage, said, ask)
+        else:
+            self.in_charge = np.where(ask, router.choose(obs, allowed), self.in_charge)
+            self._usage = router_task.update_usage(self._usage, self.in_charge, ask)
+        self._asked = obs, allowed
+
+    def _parts(self, allowed: Bools, halted: Bools) -> Floats:
+        """[E,K+1] of each expert's target, and of cash, in what is held until the next bar."""
+        one = router_task.one_hot(self.in_charge, self._cash + 1)
+        if not self._blends:
+            return one
+        may = np.where(allowed, self._shares, 0.0)
+        total = may.sum(axis=1, keepdims=True)  # above 0: the largest of them is not masked
+        return np.where(halted[:, None], one, may / np.where(total > 0.0, total, 1.0))
 
     def complete(self) -> None:
         """Phase two: what the own books are to trade, and what the record says of the decision."""
@@ -373,8 +411,9 @@ class _Run:
             ]
         )
         wanted = np.where(np.isnan(real), held.weights, real)[:, 0]
+        share = later.share[0] if self._blends else None
         self._steps.append(
-            _Step(self.in_charge[0], later.decided[0], later.allowed[0, :-1], wanted)
+            _Step(self.in_charge[0], later.decided[0], later.allowed[0, :-1], wanted, share)
         )
 
     def own_targets(self) -> Floats:
@@ -387,7 +426,9 @@ class _Run:
         if len(self.row) != 1:
             raise UsageError(f"command tells of a single book; there are {len(self.row)}")
         router, odds = self._policy.router, None
-        if self._asked is not None and isinstance(router, RouterOdds):
+        if self._blends and self._asked is not None:
+            odds = self._shares[0].copy()
+        elif self._asked is not None and isinstance(router, RouterOdds):
             odds = router.probabilities(*self._asked)[0]
         return Command(
             in_charge=int(self.in_charge[0]),
@@ -425,6 +466,7 @@ class _Run:
             numbers[name] for name in ("usage", "age", "pending")
         )
         self._limited = numbers["limited"]
+        self._shares = numbers.get("shares", self._shares)
         if not ((self.in_charge >= 0) & (self.in_charge <= self._cash)).all():
             raise StoreError(
                 f"the saved hierarchy: {self.in_charge.tolist()} are in charge, of experts 0 to "
@@ -448,6 +490,7 @@ class _Run:
             "age": self._age,
             "limited": self._limited,
             "pending": self._pending,
+            **({"shares": self._shares} if self._blends else {}),
         }
 
     def record(self, names: tuple[str, ...], events: tuple[RiskEvent, ...]) -> CommandRecord | None:
@@ -474,6 +517,7 @@ class _Run:
             own_values=np.concatenate(values),
             own_costs=np.concatenate(costs),
             events=tuple(replace(e, time=e.time - skipped) for e in events if e.time >= skipped),
+            shares=np.stack([step.share for step in steps]) if self._blends else None,  # type: ignore[misc]  # then there are
         )
 
     def _mark(self, fresh: Bools, in_charge: Ints) -> Verdicts:
@@ -498,16 +542,15 @@ class _Run:
         expert = np.minimum(self.in_charge, self._cash - 1)
         return np.where(cash, 1.0, self._standing.scale[np.arange(len(cash)), expert])
 
-    def _limit_target(self, wanted: Mapping[int, Floats], held: Holdings, halted: Bools) -> Floats:
-        """What is sent[E,N] of what those in charge want, wanted[E,N] of each."""
-        target = np.where(free(held), 0.0, np.nan)
-        for expert, weights in wanted.items():
-            target = np.where((self.in_charge == expert)[:, None], weights, target)
+    def _limit_target(
+        self, wanted: Mapping[int, Floats], share: Floats, held: Holdings, halted: Bools
+    ) -> Floats:
+        """What is sent[E,N] of what the experts want, wanted[E,N] and share[E,K+1] of each."""
         self._limited = np.zeros_like(halted)
-        if not self._config.risk.enabled:
-            return target
-        target = within_limits(target, held.weights, self._scale())
-        if self._turnover is None:
+        limits = self._standing.scale if self._config.risk.enabled else np.ones_like(share)
+        limited = {k: within_limits(w, held.weights, limits[:, k]) for k, w in wanted.items()}
+        target = mix_targets(limited, share, held)
+        if not self._config.risk.enabled or self._turnover is None:
             return target
         frozen = np.isnan(target)
         current = held.weights.astype(np.float64)
@@ -529,6 +572,23 @@ class _Run:
         self._log(standing.cvar.events(verdicts.cvar, 0, self._names))
 
 
+def mix_targets(wanted: Mapping[int, Floats], share: Floats, held: Holdings) -> Floats:
+    """Target[E,N] of the experts' wanted[E,N], in the proportions share[E,K+1]; the last is cash.
+
+    An asset that all who have a part in it leave as it is (NaN) is left; one that some of them
+    leave counts as what is held.
+    """
+    nothing = np.where(free(held), 0.0, np.nan)
+    target, leaves = np.zeros_like(nothing), np.ones(nothing.shape, dtype=np.bool_)
+    # A sum with the share 1 is what that one wants, bit for bit.
+    for k, weights in (*wanted.items(), (share.shape[1] - 1, nothing)):
+        part = share[:, k, None]
+        unmoved = np.isnan(weights)
+        target += np.where(part > 0.0, part * np.where(unmoved, held.weights, weights), 0.0)
+        leaves &= unmoved | (part == 0.0)
+    return np.where(leaves, np.nan, target)
+
+
 class _Later(NamedTuple):
     """What phase two needs of phase one; wanted: expert → weights[E,N] for the real books."""
 
@@ -536,23 +596,27 @@ class _Later(NamedTuple):
     wanted: Mapping[int, Floats]
     decided: Bools  # [E] the router was asked
     allowed: Bools  # [E,K+1]
+    share: Floats  # [E,K+1] of each in what is held
 
 
 class _Step(NamedTuple):
-    """What the record keeps of a decision about a single book: allowed[K], target[K,N]."""
+    """What the record keeps of a decision about a single book: allowed[K], target[K,N].
+
+    share[K+1]: of each expert and cash, where targets are blended
+    """
 
     in_charge: np.int64
     decided: np.bool_
     allowed: Bools
     target: Floats
+    share: Floats | None
 
 
-def risk_alerts(policy: Policy, times: Times) -> list[Alert]:
-    """What risk control did in the last run of a policy that is more than information.
-
-    times[T]: of the run, its first decision first
-    """
-    if not isinstance(policy, HierarchyPolicy):
-        return []
-    alerts = (alert_of(event, times[event.time]) for event in policy.log)
+def risk_alerts(policy: Policy, backtest: Backtest) -> list[Alert]:
+    """What risk control did in a policy's last run, `backtest`, that is more than information."""
+    events = [] if backtest.budget is None else list(backtest.budget.events)
+    if isinstance(policy, HierarchyPolicy):
+        events += policy.log
+    events.sort(key=lambda event: event.time)
+    alerts = (alert_of(event, backtest.times[event.time]) for event in events)
     return [alert for alert in alerts if alert.severity != "info"]

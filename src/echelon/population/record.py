@@ -4,7 +4,8 @@ A policy that commands others leaves a `CommandRecord` after each run of a singl
 charge, and what everybody's book made. On disk it stands besides the tables of the backtest:
 
     STEM.command.parquet       time, in_charge, decided, distance and, for each expert,
-                               allowed/NAME, own_value/NAME (after the bar), own_cost/NAME
+                               allowed/NAME, own_value/NAME (after the bar), own_cost/NAME; of
+                               blended targets share/NAME, of cash too
     STEM.risk_events.jsonl     what risk control did, an event a line (see risk.events)
 
 What has no row (names, the first own values, mean portfolios, the hash of the events' file) is in
@@ -102,6 +103,8 @@ class CommandRecord:
     own_values[S+1,K]: of the experts' own books, the first before the first bar
     own_costs[S,K]: what these paid for trading at the bar, as a share of their value before it
     events: of risk control; their `time` is the bar's place in `times`, S being the end
+    shares[S,K+1]: of each expert and of cash in what was held, where targets were blended; the one
+        with the largest is then called in charge
     kept: of the targets, in a record that was read; its own `target` is [S,K,0]
     """
 
@@ -114,6 +117,7 @@ class CommandRecord:
     own_values: Floats
     own_costs: Floats
     events: tuple[RiskEvent, ...]
+    shares: Floats | None = None
     kept: TargetSummary | None = None
 
     def __post_init__(self) -> None:
@@ -130,6 +134,9 @@ class CommandRecord:
             actual = getattr(self, name).shape
             assert actual == shape, f"{name} should be {shape}, is {actual}"
         assert self.target.shape[:2] == (bars, experts), f"target is {self.target.shape}"
+        if self.shares is not None:
+            shape = (bars, experts + 1)
+            assert self.shares.shape == shape, f"shares should be {shape}, is {self.shares.shape}"
         known = (self.in_charge >= 0) & (self.in_charge <= experts)
         assert known.all(), f"in_charge names others than 0 … {experts}"
         places = [event.time for event in self.events if not 0 <= event.time <= bars]
@@ -143,6 +150,13 @@ class CommandRecord:
     def choices(self) -> tuple[str, ...]:
         """[K+1] names of all whom the router can choose; the last is cash."""
         return (*self.experts, CASH)
+
+    @property
+    def held_shares(self) -> Floats:
+        """[S,K+1] of each expert and of cash in what was held."""
+        if self.shares is not None:
+            return self.shares
+        return np.asarray(self.in_charge[:, None] == np.arange(len(self.choices)), dtype=np.float64)
 
     @property
     def own_returns(self) -> Floats:
@@ -166,6 +180,10 @@ class CommandRecord:
             columns[f"allowed/{name}"] = self.allowed[:, k].astype(np.bool_)
             columns[f"own_value/{name}"] = self.own_values[1:, k].astype(np.float64)
             columns[f"own_cost/{name}"] = self.own_costs[:, k].astype(np.float64)
+        if self.shares is not None:
+            columns |= {
+                f"share/{n}": part for n, part in zip(self.choices, self.shares.T, strict=True)
+            }
         lines = to_lines(self.events).encode()
         facts = {
             "format": _FORMAT,
@@ -210,8 +228,8 @@ class CommandRecord:
     def _from_frame(cls, frame: pl.DataFrame, facts: _Facts, events: tuple[RiskEvent, ...]) -> Self:
         names = tuple(facts["experts"])
 
-        def by_expert(kind: str, dtype: type) -> NDArray[Any]:
-            return np.stack([_column(frame, f"{kind}/{name}", dtype) for name in names], axis=1)
+        def by_expert(kind: str, dtype: type, who: tuple[str, ...] = names) -> NDArray[Any]:
+            return np.stack([_column(frame, f"{kind}/{name}", dtype) for name in who], axis=1)
 
         first = np.array([facts["first_values"]], np.float64)
         mean = np.array(facts["mean_target"], np.float64)
@@ -227,6 +245,9 @@ class CommandRecord:
             own_values=np.concatenate([first, by_expert("own_value", np.floating)]),
             own_costs=by_expert("own_cost", np.floating),
             events=events,
+            shares=by_expert("share", np.floating, (*names, CASH))
+            if f"share/{CASH}" in frame.columns
+            else None,
             kept=TargetSummary(_column(frame, "distance", np.floating), mean),
         )
 

@@ -7,7 +7,8 @@ Reference policies are policies made of an agent's own parts (is the whole worth
 
     hedge           Fixed-Share over a hierarchy's experts, in the router's place: the same
                     decisions' rhythm, risk control and switching costs
-    expert-0, …     each of its experts by itself, with no router and no risk control above it
+    expert-0, …     each of its experts by itself, with no router and no risk control above it; of
+                    a rule with its name, expert-5-hrp
 
 They are backtested on the same window, but not chosen beforehand: no verdict rests on them.
 
@@ -28,6 +29,8 @@ from echelon.states import State, copy_state
 from echelon.types import Bools, Floats, Floats32, Ints
 
 HEDGE = "hedge"
+HEDGE_RATE, HEDGE_SHARE = 60.0, 0.004
+"""Of the rule: how fast trust follows returns, and how much of it is spread again at each bar."""
 _EXPERT = "expert-"
 
 
@@ -69,7 +72,7 @@ class HedgeRouter:
     A small share is spread again at every bar: an expert that was bad for long can soon be back.
     """
 
-    def __init__(self, *, rate: float = 60.0, share: float = 0.004) -> None:
+    def __init__(self, *, rate: float = HEDGE_RATE, share: float = HEDGE_SHARE) -> None:
         self._rate = rate
         self._share = share
         self.trust: Floats = np.zeros((0, 0))
@@ -89,6 +92,12 @@ class HedgeRouter:
         may = allowed[:, :cash]
         best = np.where(may, self.trust, -1.0).argmax(axis=1)
         return np.asarray(np.where(may.any(axis=1), best, cash), dtype=np.int64)
+
+    def probabilities(self, obs: Floats32, allowed: Bools) -> Floats:
+        """[E,K+1] the trust in those allowed, shared out; all cash where nobody is."""
+        trusted = np.where(allowed[:, :-1], self.trust, 0.0)
+        shares = np.column_stack([trusted, ~allowed[:, :-1].any(axis=1)])
+        return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
     def memory(self) -> State:
         return copy_state({"trust": self.trust})
@@ -113,13 +122,14 @@ def reference_policies_of(policy: object) -> Mapping[str, Policy]:
     return policy.reference_policies() if isinstance(policy, Accompanied) else {}
 
 
-def expert_key(number: int) -> str:
-    return f"{_EXPERT}{number}"
+def expert_key(number: int, rule: str = "") -> str:
+    """Of the expert of this number; rule: what it is called, where it is one that does not learn"""
+    return f"{_EXPERT}{number}{rule and f'-{rule}'}"
 
 
 def sort_reference_policies(names: Iterable[str]) -> list[str]:
     """The hedge, then the experts by number."""
-    return sorted(names, key=lambda n: int(n.removeprefix(_EXPERT)) if is_expert_key(n) else -1)
+    return sorted(names, key=lambda n: int(n.split("-")[1]) if is_expert_key(n) else -1)
 
 
 def is_expert_key(name: str) -> bool:

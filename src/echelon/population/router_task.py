@@ -8,14 +8,16 @@ It sees the experts by their own books, itself, and the market:
     masked/NAME       may not be chosen
     scale/NAME        of its position limit
     usage/NAME        decaying share of the router's decisions that chose it; cash too
-    charge/NAME       is in charge; cash too
+    charge/NAME       is in charge; cash too. Blended: its share
     market/H          mean over assets of the return over H bars
     market/spread     standard deviation over assets of the return over the second shortest H
     market/calm       log of the market's volatility over that H, over that over the longest
+    macro/N           an exogenous series as the agents see it, scaled, with `meta_router.macro`
+    trust/NAME        log weight of the expert by the fixed-share rule, with `meta_router.prior`
 
 Everything is free of scale: a return over H bars is in units of √H times the root mean square of
-such returns per bar over the longest horizon, and clipped to ±5. Bars that are not known count as
-bars without a return. Nothing lies after the row.
+such returns per bar over the longest horizon, and clipped to ±5 (log weights are not). Bars that
+are not known count as bars without a return. Nothing lies after the row.
 
 What it is paid in training (`RouterReward`):
 
@@ -40,7 +42,7 @@ from numpy.typing import NDArray
 
 from echelon.config.hierarchy import MetaRouterConfig
 from echelon.envs.world import World
-from echelon.errors import DataError
+from echelon.errors import ConfigError, DataError
 from echelon.ops.diversity import RunningStd, UsageWindow, next_kl_weight, policy_kl
 from echelon.states import State, copy_state, match_state
 from echelon.types import Bools, Floats, Floats32, Ints
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from gymnasium import spaces
 
 OBSERVATION_CLIP = 5.0
+LEAST_LOG = -20.0
+"""Log weights of the fixed-share rule are above this."""
 USAGE_MEMORY = 20.0
 """Decisions over which usage decays."""
 _LEAST = 1e-9  # returns smaller than this have no volatility to be measured in
@@ -60,6 +64,7 @@ class ExpertView(NamedTuple):
 
     relative[B,K,H], level[B,H]: returns; drawdown[B,K]: in units of the limit
     allowed[B,K]: by risk control; scale[B,K]: of the position limit
+    trust[B,K]: log weights of the fixed-share rule; [B,0] where it is no prior
     """
 
     relative: Floats32
@@ -67,14 +72,18 @@ class ExpertView(NamedTuple):
     drawdown: Floats32
     allowed: Bools
     scale: Floats32
+    trust: Floats32
 
     def at(self, rows: NDArray[np.int64]) -> ExpertView:
         return ExpertView._make(part[rows] for part in self)
 
 
-def observation_names(experts: Sequence[str], horizons: Sequence[int]) -> tuple[str, ...]:
+def observation_names(
+    experts: Sequence[str], horizons: Sequence[int], *, macro: int = 0, prior: bool = False
+) -> tuple[str, ...]:
     """[O] what the entries of an observation are, in their order."""
     choices = (*experts, "cash")
+    trust = tuple(f"trust/{name}" for name in experts) if prior else ()
     return (
         *(f"relative/{h}/{name}" for name in experts for h in horizons),
         *(f"level/{h}" for h in horizons),
@@ -82,26 +91,40 @@ def observation_names(experts: Sequence[str], horizons: Sequence[int]) -> tuple[
         *(f"{kind}/{name}" for kind in ("usage", "charge") for name in choices),
         *(f"market/{h}" for h in horizons),
         *("market/spread", "market/calm"),
+        *(f"macro/{n}" for n in range(macro)),
+        *trust,
     )
 
 
-def observation_space(n_experts: int, horizons: Sequence[int]) -> spaces.Box:
+def observation_size(n_experts: int, meta: MetaRouterConfig) -> int:
+    """O."""
+    names = [str(k) for k in range(n_experts)]
+    prior = meta.prior != "none"
+    return len(observation_names(names, meta.horizons, macro=meta.macro, prior=prior))
+
+
+def observation_space(n_experts: int, meta: MetaRouterConfig) -> spaces.Box:
     """Of observations[O]; gymnasium, which takes a while to import, is imported here."""
     from gymnasium import spaces
 
-    size = len(observation_names([str(k) for k in range(n_experts)], horizons))
-    return spaces.Box(-OBSERVATION_CLIP, OBSERVATION_CLIP, (size,), np.float32)
+    size = observation_size(n_experts, meta)
+    # The logarithm of a share that is spread over many experts lies below the others' bound.
+    most = OBSERVATION_CLIP if meta.prior == "none" else -LEAST_LOG
+    return spaces.Box(-most, most, (size,), np.float32)
 
 
 def make_observation(
-    sight: ExpertView, usage: Floats, in_charge: NDArray[np.int64], market: Floats32
+    sight: ExpertView, usage: Floats, in_charge: Ints | Floats, market: Floats32
 ) -> Floats32:
-    """[E,O] float32 of a sight of E places, usage[E,K+1], in_charge[E] and market[E,M]."""
-    relative, level, drawdown, allowed, scale = sight
+    """[E,O] float32 of a sight of E places, usage[E,K+1] and market[E,M].
+
+    in_charge[E]: who is; or [E,K+1] the share of each, where they are blended
+    """
+    relative, level, drawdown, allowed, scale, trust = sight
     relative = relative.reshape(len(relative), -1)
     drawdown = np.minimum(drawdown, OBSERVATION_CLIP)
-    charge = in_charge[:, None] == np.arange(usage.shape[1])
-    parts = (relative, level, drawdown, ~allowed, scale, usage, charge, market)
+    charge = _shares(in_charge, usage.shape[1])
+    parts = (relative, level, drawdown, ~allowed, scale, usage, charge, market, trust)
     return np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe")
 
 
@@ -115,9 +138,20 @@ def even_usage(n_places: int, n_choices: int) -> Floats:
     return np.full((n_places, n_choices), 1.0 / n_choices)
 
 
-def update_usage(usage: Floats, chosen: NDArray[np.int64], which: Bools) -> Floats:
-    """Usage[E,K+1] after the decisions chosen[E] of the places `which`[E]."""
-    onto = chosen[:, None] == np.arange(usage.shape[1])
+def one_hot(chosen: NDArray[Any], n_choices: int) -> Floats:
+    """[E,K+1] of who was chosen[E]."""
+    return np.asarray(chosen[:, None] == np.arange(n_choices), dtype=np.float64)
+
+
+def _shares(chosen: Ints | Floats, n_choices: int) -> Floats:
+    """[E,K+1] of who was chosen[E], or as it is."""
+    shares = chosen if chosen.ndim > 1 else one_hot(chosen, n_choices)
+    return np.asarray(shares, dtype=np.float64)
+
+
+def update_usage(usage: Floats, chosen: Ints | Floats, which: Bools) -> Floats:
+    """Usage[E,K+1] after the decisions of the places `which`[E]: chosen[E], or [E,K+1] shares."""
+    onto = _shares(chosen, usage.shape[1])
     return np.where(which[:, None], usage + (onto - usage) / USAGE_MEMORY, usage)
 
 
@@ -217,6 +251,22 @@ def market_view(world: World, first: NDArray[np.int64], horizons: Sequence[int])
     return out
 
 
+def macro_view(world: World, rows: Ints, count: int) -> Floats32:
+    """[E,count] the last features at rows[E], which are the same for all assets that have any."""
+    shown = world.present[rows, :, None]
+    values = np.where(shown, world.x[rows][:, :, world.x.shape[2] - count :], 0.0)
+    return _clip(values.sum(axis=1) / np.maximum(shown.sum(axis=1), 1))
+
+
+def refuse_macro(world: World, count: int) -> None:
+    """Raise where a world has fewer features than the router is to see of them."""
+    if count > world.x.shape[2]:
+        raise ConfigError(
+            f"meta_router.macro = {count} is more than the {world.x.shape[2]} features there are. "
+            "Set it to the number of series of data.exogenous."
+        )
+
+
 def _first_seen(world: World, first: int) -> int:
     """The first row that observations of books which begin at row `first` look at."""
     return max(first - world.window + 1, 0)
@@ -228,9 +278,10 @@ class MarketView:
     Of a loaded world all rows are there, and are added at once.
     """
 
-    def __init__(self, world: World, first: int, horizons: Sequence[int]) -> None:
+    def __init__(self, world: World, first: int, horizons: Sequence[int], macro: int = 0) -> None:
         """first: row that books begin at; of a world of several stretches that of each is used."""
-        self._world, self._horizons = world, tuple(horizons)
+        refuse_macro(world, macro)
+        self._world, self._horizons, self._macro = world, tuple(horizons), macro
         self._first = self._begin = self._stop = _first_seen(world, first)
         self._table: Floats32 = np.zeros((0, len(horizons) + 2), dtype=np.float32)
         self._sums = MarketSums.start(world.n_assets, horizons)
@@ -246,7 +297,7 @@ class MarketView:
             self._add_rows(self._begin, stop)
 
     def at(self, rows: NDArray[np.int64]) -> Floats32:
-        """[E,M] at rows[E]; of those before the first of them nothing is kept."""
+        """[E,M] at rows[E], macro series after; of rows before the first nothing is kept."""
         low, high = int(rows.min()), int(rows.max())
         if high >= self._stop:
             self._add_rows(low, high + 1)
@@ -256,7 +307,8 @@ class MarketView:
                 f"from row {self._begin} on: rows before were let go. Start the policy on the "
                 "newest row, or restore what it was saved with."
             )
-        return self._table[rows - self._begin]
+        seen = self._table[rows - self._begin]
+        return np.concatenate([seen, macro_view(self._world, rows, self._macro)], axis=1)
 
     def state(self, stop: int) -> State:
         """What `restore` goes on from: sums over the rows before `stop`."""

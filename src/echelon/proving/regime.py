@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
@@ -84,17 +84,23 @@ TILT = 1.5
 EVERY = 5
 """Bars between the decisions of those that choose."""
 TRAILING_BARS = 40
+_HINT_MEMORY = 0.9
+"""Of the noise in a hint, per bar."""
 _RATE, _SHARE = 60.0, 0.004
 """Of the hedge: how fast trust follows returns, and how much of it is spread again at each bar."""
 
 
 class RegimeDraw(NamedTuple):
-    """One history: x[T,N] the signal, regime[T] its hidden meaning ±1, open[T,N], close[T,N]."""
+    """One history: x[T,N] the signal, regime[T] its hidden meaning ±1, open[T,N], close[T,N].
+
+    hint[T]: a series that shows the regime, in noise; 0 where the market has no `lead`
+    """
 
     x: Floats
     regime: Floats
     open: Floats
     close: Floats
+    hint: Floats
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,9 @@ class RegimeMarket:
 
     persistence: of x, per bar; flip: probability that the regime turns, per bar
     overnight: share of a bar's drift and variance that falls between close and open
+    fast_flip, turns: with the probability `turns` a bar the rate of flips changes between `flip`
+        and this; lead: of the series lead · g[t] + e[t], e an AR(1) of unit variance, which shows
+        the regime before returns can
     """
 
     n_assets: int = 8
@@ -112,6 +121,16 @@ class RegimeMarket:
     persistence: float = 0.98
     flip: float = 1 / 400
     overnight: float = 0.2
+    fast_flip: float = 0.0
+    turns: float = 0.0
+    lead: float = 0.0
+
+    def __repr__(self) -> str:
+        """Without what is not there: proofs made before are known by it."""
+        optional = {"fast_flip", "turns", "lead"}
+        told = {f.name: getattr(self, f.name) for f in fields(self)}
+        shown = (f"{n}={v!r}" for n, v in told.items() if v or n not in optional)
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def draw(self, seed: int, name: str, *, mirrored: bool = False) -> RegimeDraw:
         """One history; `mirrored`: the same x and noise under the opposite regime."""
@@ -120,7 +139,9 @@ class RegimeMarket:
         size = np.sqrt(1.0 - self.persistence**2)
         first = rng.standard_normal(self.n_assets)
         x = autoregressive(first, size * rng.standard_normal(shape), self.persistence)
-        flips = rng.random(self.n_bars) < self.flip
+        more = stream(seed, "regime", name, "rates and hints")
+        fast = np.cumsum(more.random(self.n_bars) < self.turns) % 2 == 1
+        flips = rng.random(self.n_bars) < np.where(fast, self.fast_flip, self.flip)
         flips[0] = rng.random() < 0.5
         regime = np.where(np.cumsum(flips) % 2 == int(mirrored), 1.0, -1.0)
         drift = np.zeros(shape)
@@ -132,7 +153,10 @@ class RegimeMarket:
         close = 100.0 * np.cumprod(1.0 + gap + session, axis=0)
         # Both parts of a bar's return count from the close before: their sum is exact.
         before = np.vstack([close[:1], close[:-1]])
-        return RegimeDraw(x, regime, before * (1.0 + gap), close)
+        shocks = np.sqrt(1.0 - _HINT_MEMORY**2) * more.standard_normal((self.n_bars, 1))
+        noise = autoregressive(more.standard_normal(1), shocks, _HINT_MEMORY)[:, 0]
+        hint = self.lead * regime + noise if self.lead else np.zeros(self.n_bars)
+        return RegimeDraw(x, regime, before * (1.0 + gap), close, hint)
 
     def pairs(self, n_pairs: int, name: str, first_seed: int = 0) -> list[RegimeDraw]:
         """Draws and their mirrors in turn: 2 · `n_pairs` of them."""
@@ -151,6 +175,35 @@ class RegimeMarket:
             against = (1.0 - probability[t - 1]) * np.exp(-more)
             belief = probability[t - 1] / (probability[t - 1] + against)
             probability[t] = belief * (1.0 - self.flip) + (1.0 - belief) * self.flip
+        return probability
+
+    def filter_probability(self, draw: RegimeDraw) -> Floats:
+        """[T] exact P(g = 1 | x, returns and hint up to and including each row)."""
+        if not self.turns and not self.lead:
+            return self.follow_probability(draw.x, draw.close)
+        sign, rate = np.array([1.0, -1.0]), np.array([self.flip, self.fast_flip])
+        returns = draw.close[1:] / draw.close[:-1] - 1.0
+        evidence = 2.0 * self.strength / self.noise * (draw.x[:-1] * returns).sum(axis=1)
+        likely = 1.0 / (
+            1.0 + np.exp(-evidence[:, None] * sign)
+        )  # [T−1,g] of the return, up to a factor
+        away = draw.hint[:, None] - self.lead * sign  # [T,g] the hint's noise, were it so
+        step = away[1:, None, :] - _HINT_MEMORY * away[:-1, :, None]  # [T−1,g,g'] its shock
+        shown = np.exp(-0.5 * np.square(step) / (1.0 - _HINT_MEMORY**2))
+        change = np.array([[1.0 - self.turns, self.turns], [self.turns, 1.0 - self.turns]])
+        stay = np.eye(2)[:, :, None]
+        flip = stay * (1.0 - rate) + (1.0 - stay) * rate  # [g,g',v']
+        # [g,v]; histories begin at the slow rate.
+        state = np.exp(-0.5 * np.square(away[0]))[:, None] * np.array(
+            [1.0 - self.turns, self.turns]
+        )
+        probability = np.empty(len(draw.close))
+        for t in range(len(probability)):
+            if t:
+                moved = (likely[t - 1][:, None] * state) @ change  # [g,v']
+                state = np.einsum("gv,ghv,gh->hv", moved, flip, shown[t - 1])
+            state = state / state.sum()
+            probability[t] = state[0].sum()
         return probability
 
 
@@ -254,7 +307,7 @@ def run_references(
     n_bars = len(draws[0].x)
     trailing = _by_bar(book_returns(books, (TRAILING_BARS,))[..., 0], n_bars)
     trust = _by_bar(hedge(books[1:] / books[:-1] - 1.0), n_bars)
-    up = np.concatenate([market.follow_probability(draw.x, draw.close) for draw in draws])
+    up = np.concatenate([market.filter_probability(draw) for draw in draws])
     regime = np.concatenate([draw.regime for draw in draws])
     scores = {  # [D·T,2] of follow and oppose at each row of the joined draws
         f"trailing {TRAILING_BARS}": trailing.reshape(-1, 2),

@@ -67,6 +67,9 @@ MARKS = {
     RiskKind.RESTORED: _FREED,
     RiskKind.RESUMED: _FREED,
     RiskKind.TURNOVER_CUT: _CUT,
+    RiskKind.EXPOSURE_CUT: EventMark("mark_exposure", "slippage", "triangle-down-open"),
+    RiskKind.EXPOSURE_RESTORED: _FREED,
+    RiskKind.BUDGET_JUMPED: EventMark("mark_jumped", "loss", "x-open"),
     RiskKind.ALERT_FAILED: EventMark("mark_failed", "ink", "star"),
 }
 

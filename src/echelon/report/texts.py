@@ -102,12 +102,16 @@ class Words:
     def who(self, name: str) -> str:
         """What an expert, the portfolio or the router is called; other names are their own."""
         match = _EXPERT.fullmatch(name)
-        return self("expert_n", n=match[1]) if match else self._text_or("who", name, name)
+        if match:
+            return self("expert_n", n=match[1])
+        return self._text_or("who", name, self._text_or("book", name, name))
 
     def reference(self, name: str) -> str:
-        """What a reference policy is called: Fixed-Share, or an expert by its number."""
-        kind, _, n = name.partition("-")
-        return self("expert_n", n=n) if n else self(f"row_{kind}")
+        """What a reference policy is called: Fixed-Share, an expert by its number or its rule."""
+        kind, *rest = name.split("-", 2)
+        if len(rest) == 2:
+            return self.name(rest[1])
+        return self("expert_n", n=rest[0]) if rest else self(f"row_{kind}")
 
     def event(self, code: str, values: Mapping[str, float | str]) -> str:
         """The sentence of an event, made of its code and values; without a text, both."""

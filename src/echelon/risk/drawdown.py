@@ -3,14 +3,14 @@
 At the close of a bar, after the books were marked and before anything is decided:
 
 1. The drawdown of each expert's own book is what it has lost since its highest mark of the last
-   `drawdown_window` bars. A bar begins at the mark before it, so 30 bars span 31 marks: whoever
-   loses 16 % in 30 days has a drawdown of at least 16 %, on whichever of these days it was lost.
+   `drawdown_window` trading days. A bar begins at the mark before it, so 30 bars span 31 marks:
+   whoever loses 16 % in 30 days has a drawdown of at least 16 %, on whichever day it was lost.
 2. Above `drawdown_limit` the expert is masked at once: no confirmation, no grace.
 3. If it is in charge, `forced` says that the router decides again at this very bar, and so that
    its next order is already another expert's.
 4. It is released when the drawdown has been below `drawdown_release` for `release_bars` bars in
    a row and at least `cooldown_bars` have gone by since it was masked. As the drawdown is a
-   rolling one, time heals too: a fall older than `drawdown_window` bars no longer counts.
+   rolling one, time heals too: a fall older than `drawdown_window` no longer counts.
 5. The cash expert is never masked, so that there is always something to choose.
 
 A mark that is not a finite number masks its expert as a loss does; it is never a peak.
@@ -57,14 +57,16 @@ class DrawdownGuard(GuardMemory):
     WHAT = "drawdown guard"
     REMEMBERED: ClassVar = {"marks": -np.inf, "masked": False, "calm": 0, "age": 0}
 
-    def __init__(self, n_books: int, n_experts: int, cash: int, risk: RiskConfig) -> None:
-        """cash: index of the expert that is never masked."""
+    def __init__(
+        self, n_books: int, n_experts: int, cash: int, risk: RiskConfig, bars_per_day: int = 1
+    ) -> None:
+        """cash: index of the expert that is never masked; bars_per_day: of a trading day."""
         if not 0 <= cash < n_experts:
             raise ValueError(f"cash = {cash}: expected the index of one of {n_experts} experts")
         self.shape = (n_books, n_experts)
         self.cash = cash
         self.risk = risk
-        self.slots = risk.drawdown_window + 1
+        self.slots = risk.drawdown_window * bars_per_day + 1
         self._marks = np.full((*self.shape, self.slots), -np.inf)
         self._masked = np.zeros(self.shape, dtype=np.bool_)
         self._calm = np.zeros(self.shape, dtype=np.int64)

@@ -41,6 +41,11 @@ class RiskKind(StrEnum):
     """The portfolio fell too far: all to cash."""
     RESUMED = "resumed"
     TURNOVER_CUT = "turnover_cut"
+    EXPOSURE_CUT = "exposure_cut"
+    """The drawdown budget or the target volatility leaves less than half of the wish."""
+    EXPOSURE_RESTORED = "exposure_restored"
+    BUDGET_JUMPED = "budget_jumped"
+    """A loss since the last bar went through the whole drawdown budget."""
     ALERT_FAILED = "alert_failed"
     """An alert of an event failed."""
 
@@ -68,6 +73,8 @@ SEVERITY: Mapping[RiskKind, Severity] = {
     RiskKind.MASKED: "warning",
     RiskKind.FORCED: "warning",
     RiskKind.HALVED: "warning",
+    RiskKind.EXPOSURE_CUT: "warning",
+    RiskKind.BUDGET_JUMPED: "warning",
     RiskKind.ALERT_FAILED: "warning",
 }
 """Of events that are alerted; those of other kinds are for information."""

@@ -27,7 +27,7 @@ from echelon.types import Bools, Floats
 CUT_SLACK = 1e-9
 """A limit is always kept, but a cut smaller than this is rounding and no event."""
 MONTH = 20
-"""Bars."""
+"""Trading days."""
 
 
 def limit_positions(target: Floats, scale: Floats) -> Floats:

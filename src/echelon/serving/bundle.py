@@ -27,6 +27,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from echelon import __version__
+from echelon.backtest.budget import under_budget
 from echelon.backtest.forecaster import model_of_arrays, scorer_of
 from echelon.backtest.policy import Policy
 from echelon.config import Config, load_run_config
@@ -48,7 +49,6 @@ from echelon.serving.guard_reference import GUARDS, GuardReference, read_guard_r
 from echelon.serving.parity import TOLERANCE, decide_again, gap
 from echelon.serving.policies import (
     GRAPH_INPUTS,
-    ForecastSpec,
     Graph,
     PolicySpec,
     actor_specs,
@@ -214,7 +214,7 @@ class Bundle:
 
     def policy(self) -> Policy:
         """A fresh policy; several of them share graphs and nothing else."""
-        return build_policy(self.spec, self.graphs, self.config)
+        return under_budget(build_policy(self.spec, self.graphs, self.config), self.config)
 
 
 def load_bundle(
@@ -365,7 +365,7 @@ def _verify_facts(
     others = {name for name in manifest["files"] if name.endswith(".onnx")} ^ graphs
     models = forecast_specs(spec)
     rules = [problem for model in models if (problem := model["rule"].problem)]
-    unknown = {model_file(model) for model in models} - set(manifest["files"])
+    unknown = {model_file(model["model"]) for model in models} - set(manifest["files"])
     wrong = (
         ("policy.json", bool(rules), "; ".join(rules)),
         ("policy.json", bool(unknown), f"its models are not the bundle's: {sorted(unknown)}"),
@@ -380,9 +380,9 @@ def _verify_facts(
             raise DamagedError(path / name, what, REMEDY)
 
 
-def model_file(spec: ForecastSpec) -> str:
+def model_file(name: str) -> str:
     """The file of a forecaster's model."""
-    return f"{spec['model']}.safetensors"
+    return f"{name}.safetensors"
 
 
 def _open_models(path: Path, manifest: BundleManifest, spec: PolicySpec) -> dict[str, Graph]:
@@ -392,7 +392,7 @@ def _open_models(path: Path, manifest: BundleManifest, spec: PolicySpec) -> dict
 
     scorers: dict[str, Graph] = {}
     for part in forecast_specs(spec):
-        file = path / model_file(part)
+        file = path / model_file(part["model"])
         try:
             model = model_of_arrays(load(_read(file, MAX_FILE_BYTES)), manifest["n_features"])
         except (SafetensorError, LookupError, ValueError, TypeError) as error:

@@ -83,6 +83,7 @@ class Decision:
     shares: Floats
     fills: tuple[Fill, ...]
     in_charge: InCharge | None
+    exposure_cap: float | None = None  # share of the policy's wish that may be held
 
     def to_dict(self) -> dict[str, Any]:
         target: dict[str, Any]
@@ -106,6 +107,7 @@ class Decision:
             },
             "fills": [fill._asdict() for fill in self.fills],
             "in_charge": None if self.in_charge is None else self.in_charge._asdict(),
+            **({} if self.exposure_cap is None else {"exposure_cap": self.exposure_cap}),
         }
 
 

@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import TypedDict
 
+from echelon.backtest.budget import BudgetPolicy, decider
 from echelon.backtest.policy import StatefulPolicy, lookback_of
 from echelon.config.agents import RewardConfig
 from echelon.data.build import PanelRequest, build_panel, panel_kind, stream_facts
@@ -143,8 +144,8 @@ class DecisionEngine:
         self.bundle = bundle
         self.policy = bundle.policy()
         self._decision: Decision | dict[str, Any] | None = None
-        if isinstance(self.policy, HierarchyPolicy):
-            self.policy.keep_record = False
+        if (hierarchy := self.hierarchy) is not None:
+            hierarchy.keep_record = False
         self._panel, self._features, self._world = line
         self._state_path, self._first_row = state, row
         rule = ActionRule.from_config(bundle.config, self.policy.kind)
@@ -177,6 +178,12 @@ class DecisionEngine:
         if isinstance(self._decision, Decision):  # no order waits for this
             self._decision = self._decision.to_dict()
         return self._decision
+
+    @property
+    def hierarchy(self) -> HierarchyPolicy | None:
+        """The policy that decides, where it is one; limits of the real book may stand before it."""
+        policy = decider(self.policy)
+        return policy if isinstance(policy, HierarchyPolicy) else None
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -291,8 +298,8 @@ class DecisionEngine:
 
     def complete(self) -> None:
         """Do what no order waits for: the own books of a hierarchy's experts."""
-        if isinstance(self.policy, HierarchyPolicy) and self._decision is not None:
-            self.policy.complete()
+        if self.hierarchy is not None and self._decision is not None:
+            self.hierarchy.complete()
 
     def summary(self) -> dict[str, Any]:
         """What is served, and up to where; for JSON."""
@@ -399,7 +406,9 @@ class DecisionEngine:
         if depends_on_volume(books.rules):
             volume = next_volume(world.rows, row, self.bundle.config.market.median_days)
         tried = try_orders(books, wanted, volume, new_session=world.facts.freq == "1d")
-        command = policy.command if isinstance(policy, HierarchyPolicy) else None
+        hierarchy = self.hierarchy
+        command = None if hierarchy is None else hierarchy.command
+        cap = float(policy.verdict.cap[0]) if isinstance(policy, BudgetPolicy) else None
         close = world.rows.close[row]
         return Decision(
             time=world.times[row],
@@ -415,8 +424,9 @@ class DecisionEngine:
             shares=books.book.shares[0].copy(),
             fills=fills,
             in_charge=None
-            if command is None or not isinstance(policy, HierarchyPolicy)
-            else name_command(command, policy.expert_names),
+            if command is None or hierarchy is None
+            else name_command(command, hierarchy.expert_names),
+            exposure_cap=cap,
         )
 
     def _follow(self, row: int, held: Book | None) -> tuple[Any, ...]:

@@ -25,7 +25,7 @@ import numpy as np
 
 from echelon.backtest.baselines import FORECAST
 from echelon.backtest.ensemble import EnsemblePolicy
-from echelon.backtest.forecaster import ensure_forecaster, refusal, scorer_of
+from echelon.backtest.forecaster import Model, ensure_forecaster, refusal, scorer_of
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import run_backtest
 from echelon.config import Config, fingerprint, load_run_config, override_config, to_yaml
@@ -215,12 +215,15 @@ def _write_policy(
     policy = EnsemblePolicy(members) if request.ensemble else members[0]
     config, n_features = source.config, source.prepared.manifest["F"]
     split = PolicySplit(policy, config, n_features)
-    exporter, graphs = Exporter(config, n_features), {}
+    exporter, graphs = Exporter(config, n_features), dict[str, Graph]()
     for name, kind in graph_kinds(split.spec).items():
         file = staging / f"{name}.onnx"
         data = exporter.to_onnx(split.modules[name], kind)
         write_atomic(file, data)
         graphs[name] = sessions.OnnxGraph(data, GRAPH_INPUTS[kind], file, REMEDY)
+    for name, model in split.models.items():
+        _write_model(staging, name, model)
+        graphs[name] = scorer_of(model)
     for seed in source.seeds:
         _write_weights(staging / weights_file(seed), trained.weights(seed))
     span = world.span("valid")
@@ -247,8 +250,6 @@ def _write_forecaster(
     staging: Path, source: _Source, world: World
 ) -> tuple[PolicySpec, Mapping[str, Graph], None]:
     """The run's forecaster, which is fitted now where no evaluation has asked for it yet."""
-    from safetensors.numpy import save
-
     data = str(source.prepared.manifest["content_hash"])
     forecaster = ensure_forecaster(source.config, world, source.path, data=data)
     if forecaster is None:
@@ -258,9 +259,15 @@ def _write_forecaster(
         )
     rule = forecaster.rule
     spec = ForecastSpec(kind="forecast", name=FORECAST, model=FORECAST, rule=rule)
-    arrays = {name: np.ascontiguousarray(a) for name, a in forecaster.model._asdict().items()}
-    write_atomic(staging / model_file(spec), save(arrays))
+    _write_model(staging, FORECAST, forecaster.model)
     return spec, {FORECAST: scorer_of(forecaster.model)}, None
+
+
+def _write_model(staging: Path, name: str, model: Model) -> None:
+    from safetensors.numpy import save
+
+    arrays = {part: np.ascontiguousarray(array) for part, array in model._asdict().items()}
+    write_atomic(staging / model_file(name), save(arrays))
 
 
 def _member(trained: TrainedRun, seed: int, request: ExportRequest) -> Policy:

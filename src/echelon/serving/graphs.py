@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from echelon.agents.a2c import ActorPolicy
 from echelon.agents.expert_core import WeightPolicy
 from echelon.backtest.ensemble import EnsemblePolicy
+from echelon.backtest.forecaster import Model
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.errors import UsageError
@@ -36,15 +37,18 @@ from echelon.models.expert import ExpertActor, ExpertObs, TopKActor
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.reference_policies import HedgeRouter, RouterPolicy
 from echelon.population.router import Router
-from echelon.population.router_task import observation_space
+from echelon.population.router_task import observation_size
+from echelon.population.rule_expert import ForecastExpert, RuleExpert
 from echelon.serving.policies import (
     GRAPH_INPUTS,
     ActorSpec,
     EnsembleSpec,
+    ForecastSpec,
     Graph,
     HierarchySpec,
     PolicySpec,
     RouterSpec,
+    RuleSpec,
 )
 
 _EXAMPLE = {"B": 2, "N": 3}
@@ -102,13 +106,10 @@ class RouterGraph(nn.Module):
 
     def __init__(self, router: Router) -> None:
         super().__init__()
-        policy = router.model.policy
-        self.features, self.layers = policy.pi_features_extractor, policy.mlp_extractor.policy_net
-        self.last = policy.action_net
+        self.net = router.net
 
     def forward(self, obs: Tensor, allowed: Tensor) -> Tensor:
-        logits: Tensor = self.last(self.layers(self.features(obs)))
-        return torch.where(allowed, logits, MASKED)
+        return torch.where(allowed, self.net.logits(obs), MASKED)
 
 
 class PolicySplit:
@@ -116,6 +117,8 @@ class PolicySplit:
         """Raises UsageError where there is no way to export the policy."""
         self.config, self.n_features = config, n_features
         self.modules: dict[str, nn.Module] = {}
+        self.models: dict[str, Model] = {}
+        """Of forecasters."""
         self._names: dict[str, str] = {}
         self._count: dict[str, int] = {}
         self.spec: PolicySpec = self.describe(policy)
@@ -143,6 +146,17 @@ class PolicySplit:
             return {"kind": "targets", "name": policy.name, "encoder": encoder, "actor": name}
         name = self._add("actor", ExpertActorGraph(actor))
         return {"kind": "weights", "name": policy.name, "encoder": encoder, "actor": name}
+
+    @describe.register
+    def _describe_rule(self, policy: RuleExpert) -> RuleSpec:
+        return {"kind": "rule", "name": policy.name}
+
+    @describe.register
+    def _describe_forecast(self, policy: ForecastExpert) -> ForecastSpec:
+        number = self._count["forecast"] = self._count.get("forecast", -1) + 1
+        self.models[f"forecast-{number}"] = policy.model
+        model = f"forecast-{number}"
+        return {"kind": "forecast", "name": policy.name, "model": model, "rule": policy.rule}
 
     @describe.register
     def _describe_hierarchy(self, policy: HierarchyPolicy) -> HierarchySpec:
@@ -269,10 +283,9 @@ def _quietly() -> Iterator[None]:
 def _examples(config: Config, n_features: int) -> Mapping[tuple[str, str], Tensor]:
     """(kind, input) → an example of it."""
     b, n = _EXAMPLE["B"], _EXAMPLE["N"]
-    n_experts, yes = config.experts.n_experts, torch.ones(b, n, dtype=torch.bool)
+    n_experts, yes = config.experts.count, torch.ones(b, n, dtype=torch.bool)
     book = {"weights": torch.rand(b, n) / n, "cash": torch.rand(b), "present": yes}
-    space = observation_space(n_experts, config.meta_router.horizons)
-    assert space.shape is not None
+    n_obs = observation_size(n_experts, config.meta_router)
     z = {"flat": config.model.d_model, "expert": served_width(config)}
     actors = {kind: {"z": torch.randn(b, n, width), **book} for kind, width in z.items()}
     trees: Mapping[str, Mapping[str, Tensor]] = {
@@ -281,7 +294,7 @@ def _examples(config: Config, n_features: int) -> Mapping[tuple[str, str], Tenso
         "expert": actors["expert"],
         "targets": {**actors["expert"], "free": yes.clone()},  # one tensor twice is one input
         "router": {
-            "obs": torch.randn(b, *space.shape),
+            "obs": torch.randn(b, n_obs),
             "allowed": torch.ones(b, n_experts + 1, dtype=torch.bool),
         },
     }

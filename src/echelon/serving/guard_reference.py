@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from echelon.backtest.budget import decider
 from echelon.backtest.ensemble import EnsemblePolicy
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest
@@ -43,11 +44,13 @@ def shared_encoder(policy: Policy) -> WindowEncoder | None:
     """The encoder whose embedding is at hand at a decision: of the policy, of an ensemble's first
     member, of a hierarchy whose experts share it; None: there is none.
     """
+    policy = decider(policy)
     if isinstance(policy, EnsemblePolicy):
         return shared_encoder(policy.members[0])
     if isinstance(policy, HierarchyPolicy):
-        encoders = [shared_encoder(expert) for expert in policy.experts]
-        return encoders[0] if all(own is encoders[0] for own in encoders) else None
+        learned = [expert for expert in policy.experts if isinstance(expert, OnnxPolicy)]
+        encoders = [shared_encoder(expert) for expert in learned]
+        return encoders[0] if encoders and all(own is encoders[0] for own in encoders) else None
     return policy.encoder if isinstance(policy, OnnxPolicy) else None
 
 

@@ -206,11 +206,15 @@ class _ShadowRouter:
         self._router.follow(returns, fresh)
 
     def choose(self, obs: Floats32, allowed: Bools) -> Ints:
+        self.probabilities(obs, allowed)
+        chosen: Ints = self._router.choose(obs, allowed)
+        return chosen
+
+    def probabilities(self, obs: Floats32, allowed: Bools) -> Floats:
         expected: Floats = self._router.probabilities(obs, allowed)
         self._parity.compare_choices(expected, self._twin.probabilities(obs, allowed))
         self._parity.keep_question(self._graph, obs, allowed)
-        chosen: Ints = self._router.choose(obs, allowed)
-        return chosen
+        return expected
 
 
 class _Stretch(NamedTuple):

@@ -46,6 +46,7 @@ from echelon.errors import DataError, StoreError
 from echelon.market import Rows
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.reference_policies import HedgeRouter, RouterPolicy
+from echelon.population.rule_expert import RuleExpert
 from echelon.states import State
 from echelon.types import Bools, Floats, Floats32, Ints
 
@@ -81,7 +82,7 @@ class ActorSpec(TypedDict):
 
 
 class RuleSpec(TypedDict):
-    """A baseline, which is a rule and has no graph."""
+    """A baseline, or an expert of `experts.rules`: a rule, which has no graph."""
 
     kind: Literal["rule"]
     name: str
@@ -318,7 +319,12 @@ def _build(
         members = [_build(member, graphs, config, encoders) for member in spec["members"]]
         return EnsemblePolicy(members, spec["name"])
     if spec["kind"] == "hierarchy":
-        experts = [_build(expert, graphs, config, encoders) for expert in spec["experts"]]
+        experts = [
+            RuleExpert(make_baseline(expert["name"], config), config)
+            if expert["kind"] == "rule"
+            else _build(expert, graphs, config, encoders)
+            for expert in spec["experts"]
+        ]
         graph = spec["router"]["graph"]
         router: RouterPolicy = HedgeRouter() if graph is None else OnnxRouter(graphs[graph])
         return HierarchyPolicy(experts, router, config, spec["seed"], spec["name"])

@@ -58,6 +58,8 @@ _LEAST_VALID = 3
 _MOST_ALERTS = 100
 """Of validations, the last ones, that wait for whoever watches."""
 
+_AFTERWARDS = (*EXECUTOR_KEYS, "risk.max_drawdown", "risk.target_volatility")
+"""Keys that may change between training and evaluation."""
 _TRAINED_BY = (
     *("assets", "window", "fee_rate", "buy_pct", "sell_pct", "split", "features", "normalization"),
     *("market", "reward", "state", "model", "train", "eval", "pretrain", "lora", "expert"),
@@ -176,7 +178,7 @@ class Training(TrainingLoop[Learner]):
         for valid in self.valid_spans:
             run = run_backtest(policy, world, valid, self.config)
             spans.append(run.measures)
-            self.alerts = [*self.alerts, *risk_alerts(policy, run.times)][-_MOST_ALERTS:]
+            self.alerts = [*self.alerts, *risk_alerts(policy, run)][-_MOST_ALERTS:]
         return {name: sum(m[name] for m in spans) / len(spans) for name in spans[0]}
 
     def _save_best(self) -> None:
@@ -199,8 +201,12 @@ def training_hash(config: Config) -> str:
     free = ["seeds", "patience", "keep_checkpoints", "checkpoint_every_steps"]
     if config.train.lr_schedule == "constant":
         free.append("total_env_steps")
-    tree = config.model_dump(mode="json", exclude_defaults=True, include=set(_TRAINED_BY))
-    for section, keys in (("train", free), ("eval", BASELINE_SETTINGS)):
+    # Rules among the experts are part of what is trained, and their settings with them.
+    ruled = {"forecast"} if "forecast" in config.experts.rules else set()
+    sections = {*_TRAINED_BY, *ruled}
+    tree = config.model_dump(mode="json", exclude_defaults=True, include=sections)
+    compared = ("metrics", "baselines") if config.experts.rules else BASELINE_SETTINGS
+    for section, keys in (("train", free), ("eval", compared)):
         tree[section] = {k: v for k, v in tree.get(section, {}).items() if k not in keys}
     # Over how many processes experts are spread changes nothing.
     tree.get("trainer", {}).pop("workers", None)
@@ -244,20 +250,22 @@ class TrainedRun:
         return TrainedRun(path, load_run_config(config_file, (), trust_code), tuple(seeds))
 
     def executed_by(self, overrides: Sequence[str], name: str | None = None) -> TrainedRun:
-        """The same agents with the executor of `overrides` (market.executor… and nothing else).
+        """The same agents with the executor, or the limits of real books, of `overrides`.
 
-        Agents learn with fills at the open, whatever the executor; only the choice among their
-        checkpoints was made with the one of the training, and stays as it is.
-        name: of the directory of its evaluations; None: the executor's
+        Agents learn with fills at the open and without limits, whatever is set; only the choice
+        among their checkpoints was made with those of the training, and stays as it is.
+        name: of the directory of its evaluations; None: the executor's, or `limits`
         """
         for key in (item.partition("=")[0].strip() for item in overrides):
-            if key not in EXECUTOR_KEYS:
+            if key not in _AFTERWARDS:
                 raise UsageError(
                     f"{key!r} cannot change between training and evaluation, expected one of "
-                    f"{', '.join(EXECUTOR_KEYS)}. Train another run with it."
+                    f"{', '.join(_AFTERWARDS)}. Train another run with it."
                 )
         config = override_config(self.config, list(overrides))
-        name = config.market.executor if name is None else name
+        if name is None:
+            by_executor = any(item.startswith("market.") for item in overrides)
+            name = config.market.executor if by_executor else "limits"
         if not re.fullmatch(r"\w[\w.-]*", name):
             raise UsageError(
                 f"executor name {name!r}: expected letters, digits, '-', '_' and '.', since a "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -78,6 +79,20 @@ def lead(split: SplitData, words: Words, measure: str) -> str:
 def leads(split: SplitData, words: Words) -> list[str]:
     """The sentences that a page begins with."""
     return [lead(split, words, name) for name in ("sharpe_annual", "total_return")]
+
+
+def limits_note(facts: Mapping[str, Any], words: Words) -> str:
+    """What limits every real book, of agents and baselines alike; empty: nothing does."""
+    limits = facts.get("limits", {})
+    percent = LABELS["max_drawdown"].format
+    set_ones = [
+        words(f"limits_{name}", value=percent(limits[name]))
+        for name in ("max_drawdown", "target_volatility")
+        if limits.get(name) is not None
+    ]
+    if not set_ones:
+        return ""
+    return words("limits_note", limits=words("and").join(set_ones))
 
 
 def headlines(
