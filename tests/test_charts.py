@@ -6,6 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
+from echelon.report.charts.books import _names_held
 from echelon.report.charts.chart import (
     DATES,
     LIGHT,
@@ -21,6 +22,7 @@ from echelon.report.charts.chart import (
 )
 from echelon.report.charts.interactive import page_chart
 from echelon.report.charts.slides import Slide, draw_slide
+from echelon.report.texts import Words
 
 DAYS = np.datetime64("2020-01-01") + np.arange(5).astype("timedelta64[D]")
 RISING = np.arange(5.0)
@@ -119,3 +121,11 @@ def test_minutes_show_where_bars_are_shorter_than_days() -> None:
     layers = [Curve(minutes, RISING[:3]), Points(minutes[1:2], RISING[1:2])]
     _, point = page_chart(Chart([[Plot(layers)]], 300))["data"]
     assert point["x"] == ["2020-01-01 09:31"]
+
+
+def test_names_of_a_wide_book_are_counted_and_as_if_equally_large() -> None:
+    weights = np.array([[0.5, 0.5, 0.0], [0.8, 0.1, 0.1], [0.0, 0.0, 0.0], [0.9, 5e-5, 0.0]])
+    plot = _names_held(np.arange(4).astype("datetime64[D]"), weights, Words("en"))
+    held, equal = (layer.y for layer in plot.layers if isinstance(layer, Curve))
+    assert list(held) == [2, 3, 0, 1]
+    assert list(equal) == pytest.approx([2.0, 1.0 / 0.66, 0.0, 1.0], abs=1e-3)

@@ -40,12 +40,14 @@ from echelon.report.series import (
     shortest_period,
 )
 from echelon.report.texts import MEAN, Words
-from echelon.types import Floats
+from echelon.types import Floats, Times
 
 MOST_POINTS = 3000
 """Of a line; longer ones are thinned."""
 MOST_AREA_POINTS = 700
 MOST_BARS = 84
+_LEAST_HELD = 1e-4
+"""Share of the book from which on an asset counts as held."""
 _Curves = Mapping[int, pl.DataFrame]
 """Seed → `step` and `value` of a metric."""
 MOST_ROWS = 250
@@ -154,8 +156,26 @@ def holdings_charts(split: SplitData, words: Words) -> dict[str, Chart]:
             Curve(split.times[rows], y[rows], fill="stack", name=name, role=role, hover=".1%")
             for name, role, y in parts
         ]
-        charts[key] = Chart([[Plot(layers, DATES, axis)]], 430, legend="right")
+        shares = Plot(layers, DATES, axis)
+        if not len(rest):
+            charts[key] = Chart([[shares]], 430, legend="right")
+            continue
+        counts = _names_held(split.times[rows], stack[rows, :-1], words)
+        charts[key] = Chart([[shares], [counts]], 560, (2.2, 1), legend="right", shared=True)
     return charts
+
+
+def _names_held(times: Times, weights: Floats, words: Words) -> Plot:
+    """Of weights[T,N], where they are too many to show: how many there are, and as if equal."""
+    square, total = np.square(weights).sum(axis=1), weights.sum(axis=1)
+    equal = np.divide(total**2, square, out=np.zeros_like(square), where=square > 0.0)
+    numbers = (("names_held", (weights > _LEAST_HELD).sum(axis=1)), ("names_equal", equal))
+    roles = ("accent", "loss")
+    curves = [
+        Curve(times, y, name=words(name), role=role, hover=".0f")
+        for (name, y), role in zip(numbers, roles, strict=True)
+    ]
+    return Plot(curves, DATES, Axis(words("names"), low=0))
 
 
 def _weights(split: SplitData, record: Record) -> Floats:
