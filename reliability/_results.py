@@ -28,7 +28,7 @@ IGNORED_KEYS = frozenset(
     }
 )
 """Keys, and beginnings of keys where they end in /, whose values are a clock's."""
-LOOK_KEYS = frozenset({"after_looks", "deflation", "reads", "looks"})
+LOOK_KEYS = frozenset({"after_looks", "deflation", "active_deflation", "reads", "looks"})
 """Keys that tell how often the test window was looked at: a killed look counts, so these grow."""
 LOOK_PAGES = ("runs/walk-forward/report/report.html",)
 """Pages that show what these keys say; they differ where the number of looks does."""

@@ -158,6 +158,7 @@ RATIOS = training(
 RETURNS = training(
     "valid", "{{measure}} seed {{seed}}", ', measure=~"annual_return|max_drawdown|cvar95"'
 )
+JOB_DEATHS = Query("echelon_training_job_deaths_total", "{{instance}}")
 ROUTER = gauge("live_router_probability", "{{expert}}")
 FEE_SHARE = Query(
     f"1e4 * sum(increase({live('live_fees_total')}[$window]))"
@@ -294,7 +295,9 @@ DASHBOARDS = (
             lines("MAPD in training", training("mapd"), width=4),
             lines("λ, weight of diversity", training("kl_lambda"), width=4),
             "Health",
-            lines("Workers that died", training("worker_deaths_total"), width=24),
+            lines("Jobs by state", Query("echelon_training_jobs", "{{instance}} {{state}}")),
+            lines("Workers that died over a job", JOB_DEATHS),
+            lines("Workers that died", training("worker_deaths_total")),
         ),
     ),
 )

@@ -27,11 +27,13 @@ from echelon.serving.replay import session_rows
 
 _DAYS = (
     "split={train: [2023-04-03, 2023-08-31], valid: [2023-09-01, 2023-10-31], "
-    "test: [2023-11-01, 2023-12-29]}"
+    "test: [2023-11-01, 2023-12-29]}",
 )
 _MINUTES = (
     "split={train: [2023-08-24, 2023-08-25], valid: [2023-08-28, 2023-08-29], "
-    "test: [2023-08-30, 2023-08-30]}"
+    "test: [2023-08-30, 2023-08-30]}",
+    # Windows are in days: who is masked by one of ten would be so to the end.
+    *("risk.drawdown_window=1", "risk.drawdown_limit=0.1"),
 )
 _RICH = (
     "features.indicators={sma: [5], ema: [4], rsi: [6], macd: [3, 6, 3], atr: [5], "
@@ -100,7 +102,7 @@ def a_share(
         *("features.stationary.volume_ratio=[5]", "features.alpha158=[4]"),
         "features.cross_section={method: zscore, of: [CORR4, VWAP0, ret_3]}",
         *(f"data.store={path}/store", f"data.cache.dir={path}/cache"),
-        *(_DAYS if freq == "1d" else _MINUTES,),
+        *(_DAYS if freq == "1d" else _MINUTES),
         *tiny_settings(algo),
         *overrides,
     )

@@ -28,8 +28,10 @@ from echelon.backtest.files import (
     tables_of,
     tables_of_book,
 )
+from echelon.backtest.forecaster import Forecaster, Ridge
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest
+from echelon.backtest.top_k import TopKRule
 from echelon.config import Config
 from echelon.envs import Action, World, books
 from echelon.envs.act import ActionKind, Holdings
@@ -465,7 +467,13 @@ def runner(name: str, *overrides: str) -> Callable[[World, range], Backtest]:
             config = make_config(*NET, *BARS, *overrides, "eval.deterministic=false")
         return lambda world, span: run_backtest(actor(config), world, span, config)
     only = make_config(*NET, *BARS, *overrides, f"eval.baselines=[{name}]")
-    return lambda world, span: baselines.run_baselines(world, span, only)[name]
+    return lambda world, span: baselines.run_baselines(world, span, only, a_forecaster(world))[name]
+
+
+def a_forecaster(world: World) -> Forecaster:
+    """A ridge by lot: what it was fitted on is no matter here, when it looks at what is."""
+    weights = np.random.default_rng(5).normal(size=world.x.shape[2] + 1)
+    return Forecaster(Ridge(weights), TopKRule(top=2, buffer=1.5, tranches=2, horizon=4), {})
 
 
 @pytest.mark.parametrize("fill_open", [True, False])

@@ -180,7 +180,7 @@ def test_guides_train_evaluate_and_compare_as_written(
             for line, _ in commands(text) if kind == "console" else ():
                 # tensorboard would not end, and the other lines take data of the user's or long.
                 if not line.startswith("echelon ") or re.search(
-                    r"us\.parquet|qtmrl-fast|sac\.yaml", line
+                    r"us\.parquet|qtmrl-fast|sac\.yaml|echelon prove", line
                 ):
                     continue
                 made = sorted((home / "runs" / "first").glob("seeds/42/checkpoints/step-*"))

@@ -246,8 +246,9 @@ def test_end_of_a_training_waits_for_who_reads_regularly_and_for_nobody_else() -
         finished.set()
         server.wait_for_reader()
     reader.join()
-    assert read[1] == {}
-    assert read[2] == {("training_finished", "here", "42"): 1.0}
+    deaths = {("training_job_deaths_total",): 0.0}
+    assert read[1] == deaths
+    assert read[2] == {**deaths, ("training_finished", "here", "42"): 1.0}
 
 
 def test_metrics_port_without_a_token_is_refused_before_anything_is_trained(

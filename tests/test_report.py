@@ -23,6 +23,8 @@ from worlds import make_config, make_world
 
 import echelon.evaluation.test_access as looks_module
 from echelon.backtest.baselines import Momentum
+from echelon.backtest.ensemble import ENSEMBLE
+from echelon.backtest.files import AGENT
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.config.agents import EvalConfig
@@ -537,9 +539,9 @@ def test_every_baseline_and_every_reason_has_a_name() -> None:
     reasons = {r.name.lower() for r in Reason if r is not Reason.NONE}
     assert {k.removeprefix("reason_") for k in keys if k.startswith("reason_")} == reasons
     names = get_args(get_args(EvalConfig.model_fields["baselines"].annotation)[0])
-    for kind in ("book_", "in_text_"):
+    for kind, others in (("book_", {AGENT, ENSEMBLE, "live", "backtest"}), ("in_text_", set())):
         books = {k.removeprefix(kind) for k in keys if k.startswith(kind)}
-        assert books - {"ensemble", "live", "backtest"} == set(names)
+        assert books == {*names, *others}
     assert set(names) == set(BASELINES)
 
 

@@ -20,6 +20,7 @@ from echelon.agents.mfpbt import (
 from echelon.config.hierarchy import RiskConfig
 from echelon.population.evolution import Evolution
 from echelon.report.texts import Words, catalogue
+from echelon.risk.budget import BudgetVerdict, ExposureBudget
 from echelon.risk.cvar import CvarGuard, CvarVerdict
 from echelon.risk.drawdown import DrawdownGuard, DrawdownVerdict
 from echelon.risk.events import RiskEvent, RiskKind
@@ -36,11 +37,13 @@ def risk_events() -> list[RiskEvent]:
     tail = CvarVerdict(value, np.ones((1, 2)), each, each)
     halt = HaltVerdict(value[:, 0], book, book, book)
     share, wanted, made = (np.full(1, x) for x in (0.37, 2.0, 0.5))
+    cap = BudgetVerdict(wanted / 4.0, share, share, book, book, book)
     traded = Turnover(weights, share, wanted, made, made, book)
     return [
         *DrawdownGuard(1, 2, 1, RiskConfig()).events(loss, 0, names),
         *CvarGuard((1, 2), RiskConfig()).events(tail, 0, names),
         *PortfolioHalt(1, 0.25, 20).events(halt, 0),
+        *ExposureBudget(1, RiskConfig(max_drawdown=0.15), 252.0).events(cap, 0),
         *TurnoverLimit(1, 2.0, 20.0).events(traded, 0),
     ]
 

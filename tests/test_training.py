@@ -536,7 +536,8 @@ def test_validation_is_a_backtest_of_the_most_probable_actions(straight: Trainin
     last = scores_of(straight.directory, "total_return").row(-1, named=True)
     found = straight.validate()
     assert found["total_return"] == last["score"]
-    assert found == straight.validate()
+    # Some are NaN: there is neither a budget nor another book to compare with.
+    assert found == pytest.approx(straight.validate(), rel=0.0, abs=0.0, nan_ok=True)
     assert not straight.learner.net.training
 
 

@@ -25,12 +25,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from echelon.backtest.baselines import FORECAST, make_baseline
 from echelon.backtest.forecaster import Model, fit_forecaster, model_of_arrays, refusal, scorer_of
@@ -43,6 +41,9 @@ from echelon.errors import DataError, StoreError
 from echelon.market import Book, Rows
 from echelon.states import State
 from echelon.types import Floats
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _RULE = "rule"  # among the arrays of a forecaster
 _NEAR = 0.02
@@ -149,6 +150,8 @@ class ForecastExpert(TopKPolicy):
 
     def weights(self) -> dict[str, Tensor]:
         """Model and rule, for `load`."""
+        import torch  # a bundle is decided on without it
+
         arrays = self.model._asdict() | {_RULE: np.array(self.rule, dtype=np.float64)}
         return {name: torch.from_numpy(np.array(part)) for name, part in arrays.items()}
 
