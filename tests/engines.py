@@ -32,8 +32,8 @@ _DAYS = (
 _MINUTES = (
     "split={train: [2023-08-24, 2023-08-25], valid: [2023-08-28, 2023-08-29], "
     "test: [2023-08-30, 2023-08-30]}",
-    # Windows are in days: who is masked by one of ten would be so to the end.
-    *("risk.drawdown_window=1", "risk.drawdown_limit=0.1"),
+    # Windows are in days: who is masked by one of 30 would be so to the end.
+    "risk.drawdown_window=1",
 )
 _RICH = (
     "features.indicators={sma: [5], ema: [4], rsi: [6], macd: [3, 6, 3], atr: [5], "

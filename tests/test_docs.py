@@ -435,7 +435,8 @@ MISTAKES = {
     "shape": "@factor(lookback=2)\ndef ret(bars: Bars):\n    return np.diff(np.log(bars.close))\n",
     "undeclared": '@factor(lookback=1, needs=("close",))\ndef bar_range(bars: Bars):\n'
     "    return bars.high / bars.low - 1\n",
-    "field": '@factor(lookback=1, needs=("turnover",))\ndef gap(bars: Bars):\n    return bars.close\n',
+    "field": '@factor(lookback=1, needs=("turnover",))\ndef gap(bars: Bars):\n'
+    "    return bars.close\n",
     "zero": "@factor(lookback=0)\ndef same(bars: Bars):\n    return bars.close\n",
     "dup": "@factor(lookback=21)\ndef ret_20(bars: Bars):\n    return bars.close\n",
     "none": "def ret(bars: Bars):\n    return bars.close\n",

@@ -418,9 +418,12 @@ def test_command_and_events_are_the_same_after_a_restart(markets: Callable[..., 
         assert isinstance(plain.policy, HierarchyPolicy)
         assert isinstance(stopped.policy, HierarchyPolicy)
         one, two = plain.policy.command, stopped.policy.command
-        assert one.allowed.tolist() == two.allowed.tolist()
-        assert one._replace(allowed=two.allowed) == two
-        assert one.probabilities is None, "a hedge says no probabilities"
+        assert one.probabilities is not None, "a hedge says what it trusts in"
+        assert two.probabilities is not None
+        assert one.probabilities.sum() == pytest.approx(1.0)
+        assert_same_bits(one.allowed, two.allowed, "allowed")
+        assert_same_bits(one.probabilities, two.probabilities, "probabilities")
+        assert one._replace(allowed=two.allowed, probabilities=two.probabilities) == two
     assert heard[0] == heard[1]
 
 

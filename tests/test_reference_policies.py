@@ -38,7 +38,7 @@ from echelon.evaluation.trust import (
     reference_returns,
 )
 from echelon.evaluation.walkforward import WalkForward, WalkForwardResult, statistics, stitch
-from echelon.ops.measures import LABELS
+from echelon.ops.measures import LABELS, information_ratio
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.reference_policies import HEDGE, HedgeRouter, reference_policies_of
 from echelon.report.run.gather import gather
@@ -174,10 +174,13 @@ def test_evaluation_has_the_backtests_of_every_seeds_reference_policies(run: Pat
         SEEDS, NAMES
     )
     world = world_of()
+    equal = found.tables("equal_weight").equity["return"][1:].to_numpy()
     for seed in SEEDS:
         for name, policy in reference_policies_of(hierarchy(seed)).items():
             backtest = run_backtest(policy, world, world.span("test"), CONFIG)
-            wanted = backtest.measures
+            active = information_ratio(backtest.returns, equal, world.periods_per_year)
+            wanted = backtest.measures | {"information_ratio": active}
+            assert math.isfinite(active)
             assert found.reference_policies[seed][name] == pytest.approx(wanted, nan_ok=True), (
                 seed,
                 name,
@@ -326,7 +329,7 @@ def test_command_prints_them_stitched(walk: Path, capsys: pytest.CaptureFixture[
         fold.name: load_evaluation(walk / "folds" / fold.name, "test") for fold in opened.folds
     }
     stitched = stitch(found)
-    sure = statistics(stitched, 42, looks=1, sweeps=[])
+    sure = statistics(stitched, 42, looks=1, trusts=[])
     with out.capture() as printed:
         print_walk(WalkForwardResult(opened.folds, found, {}, stitched, sure))
     titles = titles_of(printed.get().splitlines())

@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+from gymnasium import spaces
 from sb3_contrib import MaskablePPO
 from stable_baselines3 import A2C, PPO, SAC
 from stable_baselines3.common.vec_env import VecNormalize
@@ -21,6 +23,7 @@ from echelon.config import Config, load_config
 from echelon.envs import BatchedVecEnv
 from echelon.envs.registration import ENV_IDS
 from echelon.population.meta_env import MetaEnv
+from echelon.population.ppo import CLIP, EPOCHS, GRADIENT_NORM, VALUE_WEIGHT, RouterNet
 from echelon.population.router import Router
 
 FILES = Path(__file__).parents[1] / "configs" / "rl_zoo"
@@ -63,19 +66,41 @@ def test_router_of_the_file_is_the_one_that_the_configuration_makes() -> None:
     known = inspect.signature(MaskablePPO.__init__).parameters
     assert settings.keys() - ZOO_KEYS <= known.keys()
     config = Config()
-    router = Router(config, 5, 0).model
-    for key in ("batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "max_grad_norm"):
-        assert settings[key] == getattr(router, key), key
-    assert settings["learning_rate"] == router.learning_rate == config.meta_router.lr
-    assert settings["clip_range"] == router.clip_range(1.0)  # type: ignore[operator]
-    assert settings["n_steps"] == router.n_steps
-    assert settings["n_envs"] == config.meta_router.n_envs
-    assert settings["n_steps"] * settings["n_envs"] == config.meta_router.n_steps == 1024
+    meta, ppo = config.meta_router, Router(config, 5, 0).ppo
+    for key in ("batch_size", "gamma", "gae_lambda", "ent_coef", "n_envs"):
+        assert settings[key] == getattr(meta, key), key
+    assert settings["n_epochs"] == EPOCHS
+    assert settings["clip_range"] == CLIP
+    assert settings["max_grad_norm"] == GRADIENT_NORM
+    assert known["vf_coef"].default == VALUE_WEIGHT, "the file leaves it as it is"
+    assert settings["learning_rate"] == ppo.lr == meta.lr
+    assert settings["n_steps"] * settings["n_envs"] == meta.n_steps == 1024
     assert settings["n_timesteps"] == config.trainer.training_schedule.router.steps
-    asked = eval(settings["policy_kwargs"])
-    assert {key: router.policy_kwargs[key] for key in asked} == asked
+    # The algorithm as the file makes it has our network: names and shapes.
+    theirs = _algorithm_of(settings, ppo.net)
+    assert {name: part.shape for name, part in theirs.policy.state_dict().items()} == {
+        name: part.shape for name, part in ppo.net.state_dict().items()
+    }
     shipped = load_config(FILES.parent / "hierarchical.yaml")
     assert shipped.meta_router == config.meta_router
+
+
+def _algorithm_of(settings: dict[str, Any], net: RouterNet) -> MaskablePPO:
+    """MaskablePPO of a file's settings for what `net` sees and chooses."""
+    arguments = {key: value for key, value in settings.items() if key not in ZOO_KEYS}
+    # The zoo evaluates this string as well.
+    arguments["policy_kwargs"] = eval(arguments["policy_kwargs"])
+    model = MaskablePPO(
+        env=None,  # type: ignore[arg-type]
+        device="cpu",
+        _init_setup_model=False,
+        **arguments,
+    )
+    model.observation_space = spaces.Box(-5.0, 5.0, (net.n_obs,), np.float32)
+    model.action_space = spaces.Discrete(net.n_experts + 1)
+    model.n_envs = settings["n_envs"]
+    model._setup_model()
+    return model
 
 
 @pytest.mark.parametrize(("algorithm", "env"), CASES)
