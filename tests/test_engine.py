@@ -497,7 +497,7 @@ def test_state_that_somebody_else_wrote_is_refused(
     elif names:
         arrays |= {key: change(arrays[key]) for key in names}
     else:
-        pytest.skip("of hierarchies")
+        pytest.skip(f"the state of {algo} has no {name}: hierarchies have")
     write_state(path, arrays, facts)
     with pytest.raises(DamagedError, match=rf"{path}.*Move it away"):
         DecisionEngine.restore(known.bundle, path)
